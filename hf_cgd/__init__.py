@@ -1,0 +1,31 @@
+"""hf_cgd: train text and vision models whose worst group does well.
+
+Swap `transformers.Trainer` for `GroupRobustTrainer` and name the column that says which group an example belongs to.
+"""
+
+from hf_cgd.config import GroupRobustConfig
+from hf_cgd.gradients import gradient_scope
+from hf_cgd.groups import GroupInfo
+from hf_cgd.guard_rails import GroupRobustWarning
+from hf_cgd.metrics import GroupReport, group_metrics
+from hf_cgd.objectives import CGD, ERM, ERMUW, GroupDRO, Objective
+from hf_cgd.robust_loss import GroupRobustLoss
+from hf_cgd.trainer import GroupRobustTrainer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CGD",
+    "ERM",
+    "ERMUW",
+    "GroupDRO",
+    "GroupInfo",
+    "GroupReport",
+    "GroupRobustConfig",
+    "GroupRobustLoss",
+    "GroupRobustTrainer",
+    "GroupRobustWarning",
+    "Objective",
+    "gradient_scope",
+    "group_metrics",
+]

@@ -1,0 +1,88 @@
+"""The callback that keeps a run's group state with its checkpoints, and its metrics in a file."""
+
+import json
+import math
+import os
+from typing import Any, Protocol
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from hf_cgd.robust_loss import GroupRobustLoss
+
+METRICS_FILE = "metrics.json"
+
+
+class GroupRun(Protocol):
+    """What the callback needs of a trainer."""
+
+    robust_loss: GroupRobustLoss | None
+    all_metrics: dict[str, float]
+
+    def begin_run(self, saved: dict[str, Any] | None, resumed: bool) -> None:
+        """Start afresh, or from the saved state."""
+
+    def end_run(self) -> None:
+        """Training is over."""
+
+
+class GroupStateCallback(TrainerCallback, ExportableState):
+    """Saves the group state in `trainer_state.json`, starts or restores it when training begins, writes metrics.json.
+
+    Without a `trainer` it does nothing; the trainer binds itself.
+    """
+
+    trainer: GroupRun | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What the Trainer writes into a checkpoint's `trainer_state.json`, under this class's name."""
+        loss = self.trainer.robust_loss if self.trainer is not None else None
+        return {"args": {}, "attributes": {"saved": None if loss is None else loss.state_dict()}}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Fresh group state for a new run, the saved one for a resumed run."""
+        if self.trainer is None:
+            return
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        resumed = state.global_step > 0
+        self.trainer.begin_run(saved["attributes"].get("saved") if resumed else None, resumed)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Forget metrics of a model that is not the final one."""
+        if self.trainer is not None:
+            self.trainer.end_run()
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        """Write the latest metrics of every evaluation set, intervals included."""
+        self._write(args, state, metrics)
+
+    def on_predict(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        """The same for predictions."""
+        self._write(args, state, metrics)
+
+    def _write(self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> None:
+        if self.trainer is None or not state.is_world_process_zero:
+            return
+        self.trainer.all_metrics.update(metrics)
+        os.makedirs(args.output_dir, exist_ok=True)
+        finite = {name: value if math.isfinite(value) else None for name, value in self.trainer.all_metrics.items()}
+        with open(os.path.join(args.output_dir, METRICS_FILE), "w", encoding="utf-8") as file:
+            json.dump(finite, file, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)

@@ -1,0 +1,86 @@
+"""The collator that carries group ids from the dataset's columns into the batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_cgd.groups import UNKNOWN_GROUP, GroupInfo
+
+GROUP_IDS = "group_ids"
+"""Batch key of the group ids where the column's own name cannot be used."""
+
+
+class GroupCollator:
+    """Wraps a collator: takes the group columns out of the examples and puts group ids into the batch.
+
+    The wrapped collator sees numbers in place of the group columns' values (the group id), so that neither strings nor
+    bools get in its way.
+
+    Args:
+        collator: makes a batch (a mapping of tensors) of a list of examples (mappings).
+        groups: what the columns' values stand for.
+        batch_key: key of the ids in the batch: int64 [B].
+        model_columns: columns that the model or the loss needs, and that are therefore left alone.
+        optional: whether examples without the group columns are let through, with `UNKNOWN_GROUP`; an error otherwise.
+        renamed: batch keys to rename, {old: new}.
+    """
+
+    def __init__(
+        self,
+        collator: Callable[[list[Any]], Any],
+        groups: GroupInfo,
+        *,
+        batch_key: str,
+        model_columns: Sequence[str] = (),
+        optional: bool = False,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        self.collator = collator
+        self.groups = groups
+        self.batch_key = batch_key
+        self.own_columns = [name for name in groups.columns if name not in model_columns]
+        self.optional = optional
+        self.renamed = dict(renamed or {})
+
+    def __call__(self, features: list[Any]) -> Any:
+        """A batch with the group ids under `batch_key`."""
+        ids = self._ids(features)
+        batch = self.collator([self._numbered(feature, row) for feature, row in zip(features, ids, strict=True)])
+        for name in self.own_columns:
+            batch.pop(name, None)
+        for old, new in self.renamed.items():
+            if old in batch:
+                batch[new] = batch.pop(old)
+        batch[self.batch_key] = torch.as_tensor(ids)
+        return batch
+
+    def _ids(self, features: list[Any]) -> np.ndarray:
+        columns = self.groups.columns
+        if self.optional and not all(name in feature for feature in features for name in columns):
+            return np.full(len(features), UNKNOWN_GROUP, dtype=np.int64)
+        try:
+            return self.groups.encode([feature[name] for name in columns] for feature in features)
+        except KeyError as error:
+            raise ValueError(
+                f"Expected the group column(s) {list(columns)} in every example, but {error.args[0]!r} is missing; "
+                f"the example has {list(features[0])}. Keep the column in the dataset, or name another group_column."
+            ) from error
+
+    def _numbered(self, feature: Any, group_id: Any) -> Any:
+        own = [name for name in self.own_columns if name in feature]
+        return {**feature, **dict.fromkeys(own, int(group_id))} if own else feature
+
+
+class SubgroupCollator(GroupCollator):
+    """The same for subgroups that may overlap, one per column of zeros and ones.
+
+    The batch holds the membership, int64 [B, K], in place of ids; all zeros where an example lacks the columns.
+    """
+
+    def _ids(self, features: list[Any]) -> np.ndarray:
+        return np.asarray([[int(feature.get(name, 0)) for name in self.groups.columns] for feature in features])
+
+    def _numbered(self, feature: Any, group_id: Any) -> Any:
+        return {name: value for name, value in feature.items() if name not in self.own_columns}

@@ -1,0 +1,177 @@
+"""The mathematics of group-robust training: pure functions on tensors, without state, ranks or a Trainer.
+
+Shapes: B examples, K groups. Equation numbers are those of "Focus on the Common Good: Group Distributional
+Robustness Follows" (Piratla, Netrapalli, Sarawagi; ICLR 2022) unless another source is named.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def group_means(losses: Tensor, group_ids: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Mean loss and number of examples of each group; differentiable in `losses`.
+
+    Args:
+        losses: [B], one value per example.
+        group_ids: [B] integers in [0, num_groups).
+        num_groups: K.
+
+    Returns:
+        means [K], 0 for a group without examples, and counts [K] in the dtype of `losses`.
+    """
+    sums = losses.new_zeros(num_groups).index_add(0, group_ids, losses)
+    counts = group_counts_of(group_ids, num_groups).to(losses.dtype)
+    return sums / counts.clamp_min(1), counts
+
+
+def group_counts_of(group_ids: Tensor, num_groups: int) -> Tensor:
+    """Number of examples of each group among `group_ids` [B]: integers [K]."""
+    ones = torch.ones_like(group_ids, dtype=torch.long)
+    return torch.zeros(num_groups, dtype=torch.long, device=group_ids.device).index_add(0, group_ids, ones)
+
+
+def adjustment_terms(group_counts: Tensor, adjustment: float) -> Tensor:
+    """Group adjustment C / sqrt(n_i) (section 2, after Sagawa et al. 2020): [K], from the training counts [K]."""
+    return adjustment / group_counts.to(torch.float64).sqrt()
+
+
+def upweights(group_counts: Tensor, adjustment: float = 0.0) -> Tensor:
+    """Fixed weights of ERM-UW (section 5.2): alpha_i proportional to exp(C / sqrt(n_i)).
+
+    Args:
+        group_counts: [K] training examples of each group, all positive.
+        adjustment: C >= 0; 0 gives equal weights.
+
+    Returns:
+        float64 [K], summing to 1.
+    """
+    return torch.softmax(adjustment_terms(group_counts, adjustment), dim=0)
+
+
+def cosine_gram(gram: Tensor, norm_floor: float = 0.0) -> Tensor:
+    """Cosines [K, K] between group gradients, from their inner products <g_i, g_j> [K, K].
+
+    A zero gradient has cosine 0 with everything, itself included. `norm_floor` > 0 bounds the product of norms in the
+    denominator from below, as the authors' released code does (1e-3); the default 0 gives true cosines at any scale.
+    """
+    norms = gram.diagonal().clamp_min(0).sqrt()
+    denominators = norms[:, None] * norms[None, :]
+    if norm_floor > 0:
+        denominators = denominators.clamp_min(norm_floor)
+    cosines = torch.where(denominators > 0, gram / denominators.where(denominators > 0, 1.0), 0.0)
+    return cosines.clamp(-1, 1)
+
+
+def exponentiated_step(alpha: Tensor, exponents: Tensor, present: Tensor, min_weight: float) -> Tensor:
+    """alpha_i <- alpha_i exp(exponent_i), normalised over the present groups (equation 4, the mirror-ascent step).
+
+    Args:
+        alpha: [K], non-negative, summing to 1.
+        exponents: [K]; those of absent groups are ignored.
+        present: [K] booleans. An absent group keeps its weight exactly; the present ones share the mass they had.
+        min_weight: floor of a present weight before the last normalisation, in [0, 1/K).
+
+    Returns:
+        the new weights [K]. The mass of the present groups is taken as 1 - that of the absent ones, so that rounding
+        never accumulates.
+    """
+    if not bool(present.any()):
+        return alpha.clone()
+    logits = alpha.clamp_min(torch.finfo(alpha.dtype).tiny).log() + exponents
+    shares = torch.softmax(logits.masked_fill(~present, float("-inf")), dim=0)
+    mass = 1 - alpha[~present].sum()
+    floored = (mass * shares).clamp_min(min_weight).masked_fill(~present, 0.0)
+    return torch.where(present, mass * floored / floored.sum(), alpha)
+
+
+def group_dro_step(
+    alpha: Tensor,
+    losses: Tensor,
+    *,
+    step_size: float,
+    adjustments: Tensor | float = 0.0,
+    present: Tensor | None = None,
+    min_weight: float = 0.0,
+) -> Tensor:
+    """Group-DRO: alpha_i <- alpha_i exp(eta_a (l_i + C / sqrt(n_i))), normalised (Sagawa et al. 2020, algorithm 1).
+
+    Args:
+        alpha: [K] current weights.
+        losses: [K] group mean losses.
+        step_size: eta_a >= 0.
+        adjustments: [K], the terms C / sqrt(n_i) of `adjustment_terms`; 0 for none.
+        present: [K] booleans, None for all; see `exponentiated_step`.
+        min_weight: see `exponentiated_step`.
+    """
+    present = torch.ones_like(losses, dtype=torch.bool) if present is None else present
+    return exponentiated_step(alpha, step_size * (losses + adjustments), present, min_weight)
+
+
+def cgd_step(
+    alpha: Tensor,
+    losses: Tensor,
+    gram: Tensor,
+    *,
+    step_size: float,
+    adjustments: Tensor | float = 0.0,
+    present: Tensor | None = None,
+    exponent: float = 0.5,
+    scaling: str = "loss",
+    interaction: str = "sum",
+    min_weight: float = 0.0,
+) -> Tensor:
+    """CGD: alpha_i <- alpha_i exp(eta_a sum_j (l_i l_j)^p cos(g_i, g_j)), normalised (equation 5).
+
+    Args:
+        alpha: [K] current weights.
+        losses: [K] group mean losses, >= 0 where `scaling="loss"`.
+        gram: [K, K] inner products <g_i, g_j> of the group gradients.
+        step_size: eta_a >= 0.
+        adjustments: [K], terms C / sqrt(n_i) added to every loss of the exponent; 0 for none.
+        present: [K] booleans, None for all. An absent group takes part neither as i nor as j.
+        exponent: p >= 0.
+        scaling: "loss" for equation 5; "gradient" for equation 3, whose exponent is eta_a <g_i, sum_j g_j>.
+        interaction: "sum" over j as in the paper, or "mean", which divides by the number of present groups.
+        min_weight: see `exponentiated_step`.
+
+    Raises:
+        ValueError: a negative loss under `scaling="loss"`, where (l_i l_j)^p is not defined.
+    """
+    present = torch.ones_like(losses, dtype=torch.bool) if present is None else present
+    if scaling == "loss":
+        require_nonnegative(losses.masked_fill(~present, 0.0))
+        scaled = (losses + adjustments) ** exponent
+        interactions = scaled[:, None] * scaled[None, :] * cosine_gram(gram)
+    else:
+        interactions = gram
+    totals = interactions.masked_fill(~present[None, :], 0.0).sum(dim=1)
+    if interaction == "mean":
+        totals = totals / present.sum()
+    return exponentiated_step(alpha, step_size * totals, present, min_weight)
+
+
+def cgd_reference_step(alpha: Tensor, losses: Tensor, gram: Tensor, start: Tensor, *, step_size: float) -> Tensor:
+    """One weight update of the authors' released code, quirks included; see `CGD(variant="reference")`.
+
+    It differs from equation 5 in that the sum over j is weighted by `start` [K] = `upweights(...)`, the product of
+    norms is floored at 1e-3 and the weights are clamped at 1e-5 after normalising, so that they may sum to slightly
+    more than 1. An absent group counts with loss 0 and gradient 0.
+    """
+    scaled = losses.sqrt()
+    totals = (scaled[:, None] * scaled[None, :] * cosine_gram(gram, norm_floor=1e-3)) @ start
+    return torch.softmax(alpha.log() + step_size * totals, dim=0).clamp_min(1e-5)
+
+
+def require_nonnegative(losses: Tensor, group_names: Sequence[str] | None = None) -> None:
+    """Raise a ValueError that names the first group whose mean loss [K] is negative."""
+    negative = (losses < 0).nonzero().flatten().tolist()
+    if negative:
+        first = negative[0]
+        name = repr(group_names[first]) if group_names is not None else f"number {first}"
+        raise ValueError(
+            f"CGD scales the weights by powers of the group losses and needs losses >= 0, but the mean loss of group "
+            f"{name} is {losses[first].item():.4g}. Use a non-negative loss, or scaling='gradient' "
+            f"(equation 3 of the paper), which does not use the losses."
+        )

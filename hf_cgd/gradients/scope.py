@@ -1,0 +1,184 @@
+"""The gradient scope: which parameters the group gradients are compared over."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from torch import nn
+
+ALL = "all"
+GradientLayers = int | str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """A run of sibling modules of one kind: the layers, blocks or stages of a network."""
+
+    parent: str
+    names: tuple[str, ...]
+    num_parameters: int
+
+
+def parse_gradient_layers(value: GradientLayers) -> int | str | list[str]:
+    """A number of layers, "all", or a list of patterns, from Python or command-line spelling.
+
+    Raises:
+        ValueError: a number below 1, an empty list, or a pattern that is no regular expression.
+    """
+    if isinstance(value, (list, tuple)) and len(value) == 1 and (value[0] == ALL or value[0].lstrip("-").isdigit()):
+        value = value[0]
+    if isinstance(value, str) and value.lstrip("-").isdigit():
+        value = int(value)
+    if isinstance(value, bool) or (isinstance(value, int) and value < 1) or value in ("", []):
+        raise ValueError(
+            f"gradient_layers must be a number of layers >= 1, 'all', or regular expressions over parameter names, "
+            f"got {value!r}."
+        )
+    if isinstance(value, int) or value == ALL:
+        return value
+    patterns = [value] if isinstance(value, str) else list(value)
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"gradient_layers: {pattern!r} is not a regular expression ({error}).") from error
+    return patterns
+
+
+def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dict[str, nn.Parameter]:
+    """The trainable parameters that group gradients are taken over, by name, in the model's order.
+
+    Args:
+        model: any network.
+        gradient_layers: an integer n for the last n layers, where the head (all that follows the last block) counts
+            as one layer and each block or stage as one; n larger than there are takes all blocks and the head, never
+            what stands before the blocks. A network without blocks is counted in modules that hold weights, a norm
+            belonging to the module before it. "all" for every parameter. A list of regular expressions, matched
+            anywhere in the parameter names (`torch.compile`'s and DDP's prefixes left out).
+
+    Returns:
+        {name: parameter}, never empty. A parameter that is shared under two names stands once.
+
+    Raises:
+        ValueError: nothing matches, or nothing that matches is trainable; the message lists what there is.
+    """
+    layers = parse_gradient_layers(gradient_layers)
+    named = {_plain_name(name): parameter for name, parameter in model.named_parameters()}
+    if layers == ALL:
+        chosen = set(named)
+    elif isinstance(layers, int):
+        chosen = _last_layers(model, list(named), layers)
+    else:
+        chosen = {name for name in named if any(re.search(pattern, name) for pattern in layers)}
+    if not chosen:
+        raise ValueError(
+            f"gradient_layers={gradient_layers!r} matches no parameter of {type(model).__name__}. "
+            f"Its parameters are in: {_overview(named)}."
+        )
+    scope = {name: parameter for name, parameter in named.items() if name in chosen and parameter.requires_grad}
+    if not scope:
+        trainable = {name: p for name, p in named.items() if p.requires_grad}
+        raise ValueError(
+            f"gradient_layers={gradient_layers!r} selects {_overview(chosen)}, where no parameter is trainable "
+            f"(requires_grad is False everywhere). Trainable are: {_overview(trainable) or 'none'}. Unfreeze the "
+            "layers, or choose others."
+        )
+    return scope
+
+
+def _last_layers(model: nn.Module, names: list[str], count: int) -> set[str]:
+    blocks = _find_blocks(model)
+    layers = _leaf_layers(model) if blocks is None else _block_layers(model, names, blocks)
+    return {name for layer in layers[-count:] for name in layer}
+
+
+def _block_layers(model: nn.Module, names: list[str], blocks: _Blocks) -> list[list[str]]:
+    """Parameter names of each block (with what stands between it and the next one), then those of the head."""
+    prefix = f"{blocks.parent}." if blocks.parent else ""
+    positions = [[i for i, name in enumerate(names) if name.startswith(f"{prefix}{block}.")] for block in blocks.names]
+    starts = [found[0] for found in positions] + [positions[-1][-1] + 1]
+    layers = [names[start:end] for start, end in pairwise(starts)]
+    head = names[starts[-1] :]
+    feeders = _feeders_beside(model, blocks)
+    head = [name for name in head if not name.startswith(feeders)]
+    return [*layers, head] if head else layers
+
+
+def _feeders_beside(model: nn.Module, blocks: _Blocks) -> tuple[str, ...]:
+    """Prefixes of modules registered beside and after the blocks that feed them, and so are no head.
+
+    An embedding there (relative positions, as in DeBERTa and MPNet) is the sign; its neighbours serve it.
+    """
+    container, _, list_name = blocks.parent.rpartition(".")
+    if not container or not blocks.names[0].isdigit():
+        return ()
+    children = [(_plain_name(name), child) for name, child in _submodule(model, container).named_children()]
+    place = [name for name, _ in children].index(list_name)
+    later = children[place + 1 :]
+    if not any(isinstance(child, nn.Embedding) for _, child in later):
+        return ()
+    return tuple(f"{container}.{name}." for name, _ in later)
+
+
+def _submodule(model: nn.Module, plain_path: str) -> nn.Module:
+    return next(module for path, module in model.named_modules() if _plain_name(path) == plain_path)
+
+
+def _find_blocks(model: nn.Module) -> _Blocks | None:
+    """The outermost run of composite siblings with the most parameters; a run of one only where there is no other."""
+    for at_least in (2, 1):
+        candidates = list(_block_runs(model, "", at_least))
+        if candidates:
+            return max(candidates, key=lambda blocks: blocks.num_parameters)
+    return None
+
+
+def _block_runs(module: nn.Module, path: str, at_least: int) -> Iterator[_Blocks]:
+    """Runs of numbered composite children (`layer.0`, `layer.1`; `layer1`, `layer2`), outermost ones only."""
+    children = {_plain_name(name): child for name, child in module.named_children()}
+    numbered: dict[str, list[str]] = {}
+    for name, child in children.items():
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        is_composite = any(len(list(part.parameters(recurse=False))) for part in _descendants(child))
+        if match and is_composite:
+            numbered.setdefault(match.group(1), []).append(name)
+    inside: set[str] = set()
+    for stem, names in numbered.items():
+        if len(names) >= (at_least if stem == "" else 2):
+            size = sum(p.numel() for name in names for p in children[name].parameters())
+            yield _Blocks(path, tuple(names), size)
+            inside.update(names)
+    for name, child in children.items():
+        if name not in inside:
+            yield from _block_runs(child, f"{path}.{name}" if path else name, at_least)
+
+
+def _descendants(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if part is not module]
+
+
+def _leaf_layers(model: nn.Module) -> list[list[str]]:
+    """Parameter names of each module that holds weights itself; a norm joins the module before it."""
+    layers: list[list[str]] = []
+    for path, module in model.named_modules():
+        own = dict(module.named_parameters(recurse=False))
+        if not own:
+            continue
+        names = [_plain_name(f"{path}.{name}" if path else name) for name in own]
+        if layers and all(parameter.ndim <= 1 for parameter in own.values()):
+            layers[-1].extend(names)
+        else:
+            layers.append(names)
+    return layers
+
+
+def _plain_name(name: str) -> str:
+    return re.sub(r"(^|\.)(_orig_mod|module)(?=\.)", "", name).lstrip(".")
+
+
+def _overview(names: "dict[str, nn.Parameter] | set[str] | list[str]") -> str:
+    """Modules that hold the named parameters, in short."""
+    modules = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+    shown = ", ".join(modules[-12:])
+    return shown if len(modules) <= 12 else f"… ({len(modules) - 12} more) {shown}"

@@ -1,0 +1,83 @@
+"""Watch a run for the ways in which group-robust training goes wrong without an error."""
+
+import warnings
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+WINDOW = 50
+"""Weight updates that a judgement looks back on."""
+SATURATED = 0.95
+"""Weights count as saturated when one group holds more than this share in every update of the window."""
+SWINGING = 0.1
+"""Weights count as swinging when on average more than this mass moves from group to group in an update."""
+
+
+class GroupRobustWarning(UserWarning):
+    """The run goes on and its numbers are right, but it will hardly give what its user wants."""
+
+
+class WeightMonitor:
+    """Warns once when the weights swing and once when they saturate.
+
+    Args:
+        group_names: K names, for the message.
+    """
+
+    def __init__(self, group_names: Sequence[str]) -> None:
+        self.group_names = list(group_names)
+        self._recent: deque[np.ndarray] = deque(maxlen=WINDOW)
+        self._warned: set[str] = set()
+
+    def observe(self, alpha: Tensor, step: int) -> None:
+        """Take note of the weights [K] after weight update number `step`."""
+        if len(alpha) < 2:
+            return
+        self._recent.append(alpha.numpy(force=True).copy())
+        if len(self._recent) < WINDOW:
+            return
+        weights = np.stack(self._recent)
+        moved = np.abs(np.diff(weights, axis=0)).sum(axis=1).mean() / 2
+        if moved > SWINGING:
+            self._warn(
+                "swing",
+                f"The group weights swing: over the last {WINDOW} updates before step {step}, {moved:.0%} of the mass "
+                "moved in every update. Training on one group after the other rarely converges. Use a smaller "
+                "step_size, or a larger batch (or more gradient accumulation).",
+            )
+        least = weights.min(axis=0)
+        if least.max() > SATURATED:
+            name = self.group_names[int(least.argmax())]
+            self._warn(
+                "saturate",
+                f"The group weights are saturated: group {name!r} has held more than {SATURATED:.0%} of the weight "
+                f"for {WINDOW} updates (step {step}), so the model trains on almost nothing else. If this group is "
+                "noisy or tiny, use a smaller step_size or a larger batch.",
+            )
+
+    def _warn(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, GroupRobustWarning, stacklevel=2)
+
+
+def warn_if_one_class(
+    predictions: np.ndarray, labels: np.ndarray, step_size: float | None, learning_rate: float
+) -> bool:
+    """Warn when all [N] predictions are one class although the [N] labels are not; True if it warned.
+
+    `step_size` None stands for an objective without one.
+    """
+    if len(predictions) < 2 or len(np.unique(predictions)) > 1 or len(np.unique(labels)) < 2:
+        return False
+    advice = "" if step_size is None else f"step_size (now {step_size:g}), "
+    warnings.warn(
+        f"A single class, {predictions[0]}, was predicted for all {len(predictions)} evaluated rows, so groups of "
+        "other classes have accuracy 0. The model has collapsed, or has not started to learn: use a smaller "
+        f"{advice}learning_rate (now {learning_rate:g}) or weight_decay, or a larger batch.",
+        GroupRobustWarning,
+        stacklevel=2,
+    )
+    return True

@@ -1,0 +1,55 @@
+"""The loss of one example: what every group mean is made of."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CLASSIFICATION = "single_label_classification"
+MULTI_LABEL = "multi_label_classification"
+REGRESSION = "regression"
+PROBLEM_TYPES = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
+
+
+def infer_problem_type(num_outputs: int | None, labels: Tensor) -> str:
+    """The problem type that `transformers` would choose: one output is a regression, integer labels are classes."""
+    if num_outputs == 1:
+        return REGRESSION
+    if labels.ndim <= 1 and not labels.is_floating_point():
+        return CLASSIFICATION
+    return MULTI_LABEL
+
+
+def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoothing: float = 0.0) -> Tensor:
+    """Loss of each example, [B], in at least float32.
+
+    Args:
+        logits: [B, C] class scores, [B, L] label scores, or [B] / [B, L] predicted values.
+        labels: [B] class indices, [B, L] zeros and ones, or [B] / [B, L] target values.
+        problem_type: cross-entropy for "single_label_classification", binary cross-entropy averaged over the labels
+            of a row for "multi_label_classification", squared error (averaged over the outputs of a row) for
+            "regression".
+        label_smoothing: in [0, 1), for cross-entropy only; 0 for none.
+
+    Raises:
+        ValueError: an unknown problem type.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if problem_type == CLASSIFICATION:
+        return F.cross_entropy(logits, labels.long().view(-1), reduction="none", label_smoothing=label_smoothing)
+    if problem_type not in PROBLEM_TYPES:
+        raise ValueError(f"problem_type must be one of {', '.join(PROBLEM_TYPES)}, got {problem_type!r}.")
+    targets = labels.to(logits.dtype).view(len(labels), -1)
+    logits = logits.view(len(labels), -1)
+    if problem_type == MULTI_LABEL:
+        return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
+    return F.mse_loss(logits, targets, reduction="none").mean(dim=1)
+
+
+def predictions_of(logits: Tensor, problem_type: str) -> Tensor:
+    """What the model answers: class indices [B], zeros and ones [B, L], or values [B] / [B, L]."""
+    if problem_type == CLASSIFICATION:
+        return logits.argmax(dim=-1)
+    if problem_type == MULTI_LABEL:
+        return (logits > 0).long()
+    values = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return values.squeeze(-1) if values.ndim == 2 and values.shape[-1] == 1 else values

@@ -1,0 +1,144 @@
+"""Group metrics on arrays; their names stand here and nowhere else."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.stats import pearsonr
+
+from hf_cgd.guard_rails import GroupRobustWarning
+from hf_cgd.losses import CLASSIFICATION, REGRESSION
+from hf_cgd.metrics.intervals import wilson_interval
+
+INTERVALS = ("group_accuracy_low/", "group_accuracy_high/")
+
+
+def is_interval(metric: str) -> bool:
+    """Whether a (possibly prefixed) metric name is a bound of an interval, which is kept out of the log line."""
+    return any(name in metric for name in INTERVALS)
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a (possibly prefixed) metric is one to minimise: losses and the mean squared error."""
+    return metric.endswith(("loss", "mse")) or "group_loss/" in metric
+
+
+def group_metrics(
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    group_ids: np.ndarray,
+    group_names: Sequence[str],
+    *,
+    losses: np.ndarray | None = None,
+    train_counts: Mapping[str, int] | None = None,
+    problem_type: str = CLASSIFICATION,
+) -> dict[str, float]:
+    """Metrics over all examples and over each group.
+
+    Args:
+        predictions: [N] classes, [N, L] zeros and ones of a multi-label problem (right when all L are), or [N] /
+            [N, L] values of a regression.
+        labels: of the same shape.
+        group_ids: [N] integers below K, negative for an example of no known group; or [N, K] booleans, where an
+            example may belong to several groups.
+        group_names: K names.
+        losses: [N], for `group_loss/<name>` and `worst_group_loss`; None leaves these out.
+        train_counts: training examples by group name, for `adjusted_accuracy`: the group accuracies weighted by the
+            groups' shares of the training set (over the groups evaluated). None leaves it out.
+        problem_type: one of `hf_cgd.losses.PROBLEM_TYPES`.
+
+    Returns:
+        plain floats. Classification: `accuracy`, `worst_group_accuracy`, `mean_group_accuracy`, `adjusted_accuracy`,
+        `group_accuracy/<name>` with the bounds of its 95 % Wilson interval `group_accuracy_low/<name>` and
+        `group_accuracy_high/<name>`. Regression: `mse`, `pearson`, `worst_group_pearson`, `group_pearson/<name>`.
+        Both: `worst_group_loss`, `group_loss/<name>`, `group_count/<name>`. A group without examples is left out, and
+        so is a number that is not defined (a correlation of constants) or not finite, each kind with one warning.
+
+    Raises:
+        ValueError: arrays of different lengths.
+    """
+    predictions, labels = np.asarray(predictions), np.asarray(labels)
+    members = _membership(np.asarray(group_ids), len(group_names))
+    lengths = {len(predictions), len(labels), len(members)} | ({len(losses)} if losses is not None else set())
+    if len(lengths) > 1:
+        raise ValueError(
+            f"predictions, labels, group_ids and losses must have one entry per example, got lengths "
+            f"{len(predictions)}, {len(labels)}, {len(members)}, {'-' if losses is None else len(losses)}."
+        )
+    counts = members.sum(axis=0)
+    present = {name: members[:, k] for k, name in enumerate(group_names) if counts[k] > 0}
+    empty = [name for name in group_names if name not in present]
+    if present and empty:
+        _warn(f"No examples of the group(s) {empty} were evaluated; they are left out of the group metrics.")
+
+    metrics: dict[str, float] = {}
+    if problem_type == REGRESSION:
+        metrics |= _regression_metrics(predictions, labels, present)
+    else:
+        metrics |= _accuracy_metrics(predictions, labels, present, train_counts)
+    if losses is not None and present:
+        group_losses = {name: float(np.mean(losses[rows])) for name, rows in present.items()}
+        metrics |= {f"group_loss/{name}": loss for name, loss in group_losses.items()}
+        metrics["worst_group_loss"] = max(group_losses.values(), key=lambda loss: (np.isnan(loss), loss))
+    metrics |= {f"group_count/{name}": int(rows.sum()) for name, rows in present.items()}
+
+    undefined = [name for name, value in metrics.items() if not np.isfinite(value)]
+    if undefined:
+        _warn(f"These metrics are not defined or not finite on this data and are left out: {undefined}.")
+    return {name: value for name, value in metrics.items() if name not in undefined}
+
+
+def _membership(group_ids: np.ndarray, num_groups: int) -> np.ndarray:
+    if group_ids.ndim == 2:
+        return group_ids.astype(bool)
+    return group_ids[:, None] == np.arange(num_groups)[None, :]
+
+
+def _accuracy_metrics(
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    present: Mapping[str, np.ndarray],
+    train_counts: Mapping[str, int] | None,
+) -> dict[str, float]:
+    correct = (predictions == labels).reshape(len(labels), -1).all(axis=1)
+    metrics = {"accuracy": float(correct.mean()) if len(correct) else float("nan")}
+    if not present:
+        return metrics
+    accuracies = {name: float(correct[rows].mean()) for name, rows in present.items()}
+    metrics["worst_group_accuracy"] = min(accuracies.values())
+    metrics["mean_group_accuracy"] = float(np.mean(list(accuracies.values())))
+    shares = {name: (train_counts or {}).get(name, 0) for name in accuracies}
+    if sum(shares.values()) > 0:
+        metrics["adjusted_accuracy"] = float(np.average(list(accuracies.values()), weights=list(shares.values())))
+    for name, rows in present.items():
+        low, high = wilson_interval(int(correct[rows].sum()), int(rows.sum()))
+        metrics[f"group_accuracy/{name}"] = accuracies[name]
+        metrics[f"{INTERVALS[0]}{name}"] = low
+        metrics[f"{INTERVALS[1]}{name}"] = high
+    return metrics
+
+
+def _regression_metrics(
+    predictions: np.ndarray, labels: np.ndarray, present: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    metrics = {
+        "mse": float(np.mean((predictions - labels) ** 2)) if len(labels) else float("nan"),
+        "pearson": _pearson(predictions, labels),
+    }
+    correlations = {name: _pearson(predictions[rows], labels[rows]) for name, rows in present.items()}
+    defined = [value for value in correlations.values() if np.isfinite(value)]
+    if defined:
+        metrics["worst_group_pearson"] = min(defined)
+    return metrics | {f"group_pearson/{name}": value for name, value in correlations.items()}
+
+
+def _pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Correlation over all outputs; NaN where it is not defined."""
+    x, y = predictions.ravel().astype(np.float64), labels.ravel().astype(np.float64)
+    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return float("nan")
+    return float(pearsonr(x, y).statistic)
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, GroupRobustWarning, stacklevel=3)

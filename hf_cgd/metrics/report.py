@@ -1,0 +1,131 @@
+"""The table of groups: what a person reads after a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """How one group fares. None stands for what was not measured."""
+
+    name: str
+    train_count: int | None = None
+    weight: float | None = None
+    count: int | None = None
+    accuracy: float | None = None
+    accuracy_low: float | None = None
+    accuracy_high: float | None = None
+    pearson: float | None = None
+    loss: float | None = None
+
+    def cells(self) -> dict[str, str]:
+        """Text of each column, "" where there is nothing to say."""
+        interval = ""
+        if self.accuracy_low is not None and self.accuracy_high is not None:
+            interval = f"{self.accuracy_low:.3f}-{self.accuracy_high:.3f}"
+        return {
+            "group": self.name,
+            "train": "" if self.train_count is None else f"{self.train_count:,}",
+            "weight": _decimals(self.weight),
+            "eval": "" if self.count is None else f"{self.count:,}",
+            "accuracy": _decimals(self.accuracy),
+            "95 % interval": interval,
+            "pearson": _decimals(self.pearson),
+            "loss": _decimals(self.loss),
+        }
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """All groups and the numbers over them; `print(report)` gives a table, `to_dict` what a file wants."""
+
+    rows: tuple[GroupRow, ...]
+    overall: Mapping[str, float]
+    objective: str
+
+    @classmethod
+    def from_metrics(
+        cls,
+        metrics: Mapping[str, float],
+        prefix: str,
+        group_names: Sequence[str],
+        objective: str,
+        *,
+        train_counts: Mapping[str, int] | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> "GroupReport":
+        """Collect the metrics that start with `prefix_` (as `evaluate()` returns them) into one row per group."""
+        own = {k.removeprefix(f"{prefix}_"): v for k, v in metrics.items() if k.startswith(f"{prefix}_")}
+        rows = tuple(
+            GroupRow(
+                name=name,
+                train_count=(train_counts or {}).get(name),
+                weight=(weights or {}).get(name),
+                count=None if f"group_count/{name}" not in own else int(own[f"group_count/{name}"]),
+                accuracy=own.get(f"group_accuracy/{name}"),
+                accuracy_low=own.get(f"group_accuracy_low/{name}"),
+                accuracy_high=own.get(f"group_accuracy_high/{name}"),
+                pearson=own.get(f"group_pearson/{name}"),
+                loss=own.get(f"group_loss/{name}"),
+            )
+            for name in group_names
+        )
+        names = ("accuracy", "worst_group_accuracy", "mean_group_accuracy", "adjusted_accuracy",
+                 "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss")  # fmt: skip
+        return cls(rows, {name: own[name] for name in names if name in own}, objective)
+
+    @property
+    def worst(self) -> GroupRow | None:
+        """The group with the lowest accuracy (correlation, for a regression); None if no group was evaluated."""
+        scored = [(row.accuracy if row.accuracy is not None else row.pearson, row) for row in self.rows]
+        measured = [(score, row) for score, row in scored if score is not None]
+        return min(measured, key=lambda pair: pair[0])[1] if measured else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return {
+            "objective": self.objective,
+            "overall": dict(self.overall),
+            "groups": [asdict(row) for row in self.rows],
+        }
+
+    def to_markdown(self) -> str:
+        """The table in Markdown, pipes in group names escaped."""
+        table = [{k: v.replace("|", "\\|") for k, v in row.items()} for row in self._table()]
+        widths = _widths(table)
+        lines = [
+            _line(table[0], widths, "| ", " | ", " |"),
+            "|" + "|".join("-" * (w + 2) for w in widths.values()) + "|",
+        ]
+        return "\n".join(lines + [_line(row, widths, "| ", " | ", " |") for row in table[1:]])
+
+    def __str__(self) -> str:
+        table = self._table()
+        widths = _widths(table)
+        head = _line(table[0], widths, "", "  ", "")
+        body = [_line(row, widths, "", "  ", "").rstrip() for row in table[1:]]
+        overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items())
+        return "\n".join([f"objective: {self.objective}", head, "-" * len(head), *body, overall])
+
+    def _table(self) -> list[dict[str, str]]:
+        """Header and rows as text; columns without any entry are left out, the worst group is marked."""
+        worst = self.worst
+        cells = [row.cells() | ({"group": f"{row.name} (worst)"} if row is worst else {}) for row in self.rows]
+        columns = [name for name in COLUMNS if any(row[name] for row in cells)]
+        return [{name: row[name] for name in columns} for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]]
+
+
+def _decimals(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _widths(table: list[dict[str, str]]) -> dict[str, int]:
+    return {name: max(len(row[name]) for row in table) for name in table[0]}
+
+
+def _line(row: dict[str, str], widths: dict[str, int], left: str, between: str, right: str) -> str:
+    cells = [text.ljust(widths[name]) if name == "group" else text.rjust(widths[name]) for name, text in row.items()]
+    return left + between.join(cells) + right

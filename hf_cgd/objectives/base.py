@@ -1,0 +1,115 @@
+"""What an objective is: how the loss is formed from the group losses, and how the group weights move."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+ABSENT_GROUPS = ("frozen", "zero_loss")
+
+
+@dataclass(frozen=True)
+class GroupBatch:
+    """What an objective sees of one (micro-)batch on one process.
+
+    Attributes:
+        losses: [B] loss of each example, with its graph.
+        group_ids: [B] integers in [0, K).
+        counts: [K] examples of each group in the whole optimizer step: all micro-batches, all processes (float64).
+        alpha: [K] group weights to use (float64), None for an objective without weights.
+    """
+
+    losses: Tensor
+    group_ids: Tensor
+    counts: Tensor
+    alpha: Tensor | None
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """What the weights are moved by: statistics of one optimizer step, pooled over micro-batches and processes.
+
+    Attributes:
+        losses: [K] mean loss of each group, 0 for an absent one (float64).
+        counts: [K] examples of each group (float64).
+        group_counts: [K] training examples of each group (float64).
+        gram: [K, K] inner products of the gradients of the group mean losses, None unless `needs_gradients`.
+        group_names: K names, for messages.
+    """
+
+    losses: Tensor
+    counts: Tensor
+    group_counts: Tensor
+    gram: Tensor | None = None
+    group_names: Sequence[str] = ()
+
+    @property
+    def present(self) -> Tensor:
+        """[K] booleans: the groups that have examples in this step."""
+        return self.counts > 0
+
+
+@dataclass(frozen=True)
+class ObjectiveOutput:
+    """The scalar to differentiate, and numbers worth a line in the log."""
+
+    loss: Tensor
+    logs: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Base of all objectives: the mean of the group mean losses of the present groups, with weights that stay equal.
+
+    To write your own, subclass this (a frozen dataclass whose fields are its knobs) and override `next_weights`, or
+    `loss` for another scalar; pass an instance as `GroupRobustTrainer(objective=...)`. Objectives hold no state: the
+    weights come in and go out.
+    """
+
+    name: ClassVar[str] = "custom"
+    has_weights: ClassVar[bool] = True
+    needs_gradients: ClassVar[bool] = False
+    needs_group_counts: ClassVar[bool] = False
+
+    def initial_weights(self, group_counts: Tensor) -> Tensor:
+        """Weights [K] at the start of a run, from the training counts [K]: equal by default."""
+        return torch.full_like(group_counts, 1 / len(group_counts), dtype=torch.float64)
+
+    def next_weights(self, alpha: Tensor, statistics: GroupStatistics) -> Tensor:
+        """Weights [K] after one optimizer step's statistics: unchanged by default."""
+        return alpha
+
+    def coefficients(self, alpha: Tensor, present: Tensor) -> Tensor:
+        """Factor [K] of each group's mean loss in the loss: alpha, renormalised over the `present` [K] groups."""
+        masked = alpha.masked_fill(~present, 0.0)
+        return masked / masked.sum()
+
+    def loss(self, batch: GroupBatch) -> ObjectiveOutput:
+        """This batch's part of sum_i alpha_i l_i, where l_i is a mean over the whole optimizer step.
+
+        The parts of all micro-batches and processes add up to the loss of the step.
+        """
+        assert batch.alpha is not None
+        present = batch.counts > 0
+        coefficients = self.coefficients(batch.alpha, present) / batch.counts.clamp_min(1)
+        per_example = coefficients.to(batch.losses)[batch.group_ids]
+        return ObjectiveOutput((per_example * batch.losses).sum())
+
+    def settings(self) -> dict[str, Any]:
+        """The knobs and their values."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def require_at_least_zero(**values: float) -> None:
+    """Raise a ValueError that names the first value that is not a finite number >= 0."""
+    for name, value in values.items():
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
+
+
+def require_one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise a ValueError that lists the choices unless `value` is one of them."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")

@@ -1,0 +1,93 @@
+"""CGD, Common Gradient Descent: weight goes to the groups whose gradient lowers the loss of all."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from hf_cgd.functional import cgd_reference_step, cgd_step, require_nonnegative, upweights
+from hf_cgd.objectives.adaptive import AdaptiveObjective
+from hf_cgd.objectives.base import GroupStatistics, require_at_least_zero, require_one_of
+
+SCALINGS = ("loss", "gradient")
+INTERACTIONS = ("sum", "mean")
+VARIANTS = ("paper", "reference")
+
+
+@dataclass(frozen=True)
+class CGD(AdaptiveObjective):
+    """Common Gradient Descent (equation 5): alpha_i <- alpha_i exp(eta_a sum_j (l_i l_j)^p cos(g_i, g_j)).
+
+    Args:
+        step_size, adjustment, absent_groups, min_weight: see `AdaptiveObjective`. With `adjustment` C > 0 every l of
+            the exponent is l + C / sqrt(n). An absent group takes part neither as i nor as j.
+        exponent: p >= 0; 1/2 in the paper.
+        scaling: "loss" for equation 5, or "gradient" for equation 3, whose exponent is eta_a <g_i, sum_j g_j>.
+        interaction: "sum" over j as in the paper, or "mean" over the present groups, which makes one `step_size` serve
+            any number of groups.
+        variant: "paper", or "reference" for the authors' released code step by step: start weights and weights of the
+            sum over j proportional to exp(C / sqrt(n)), cosines with a floor of 1e-3 under the product of the norms,
+            weights clamped at 1e-5 after normalising (so they may sum to slightly more than 1), absent groups with
+            loss 0. It has the knobs `step_size` and `adjustment` only.
+
+    Raises:
+        ValueError: a value outside its range, or a knob that the chosen form of the update does not use.
+    """
+
+    exponent: float = 0.5
+    scaling: str = "loss"
+    interaction: str = "sum"
+    variant: str = "paper"
+
+    name: ClassVar[str] = "cgd"
+    needs_gradients: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least_zero(exponent=self.exponent)
+        require_one_of("scaling", self.scaling, SCALINGS)
+        require_one_of("interaction", self.interaction, INTERACTIONS)
+        require_one_of("variant", self.variant, VARIANTS)
+        if self.scaling == "gradient":
+            self._refuse_knobs("scaling='gradient' (equation 3), which uses no losses", "adjustment", "exponent")
+        if self.variant == "reference":
+            fixed = ("absent_groups", "min_weight", "exponent", "scaling", "interaction")
+            self._refuse_knobs("variant='reference', which has them fixed as in the released code", *fixed)
+
+    def _refuse_knobs(self, reason: str, *names: str) -> None:
+        changed = [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
+        if changed:
+            raise ValueError(f"{', '.join(changed)} cannot be set with {reason}. Leave {', '.join(names)} unset.")
+
+    def initial_weights(self, group_counts: Tensor) -> Tensor:
+        """Equal weights [K]; those of ERM-UW under `variant="reference"`."""
+        if self.variant == "reference":
+            return upweights(group_counts, self.adjustment)
+        return super().initial_weights(group_counts)
+
+    def coefficients(self, alpha: Tensor, present: Tensor) -> Tensor:
+        """See `AdaptiveObjective`; never renormalised under `variant="reference"`."""
+        if self.variant == "reference":
+            return alpha.masked_fill(~present, 0.0)
+        return super().coefficients(alpha, present)
+
+    def next_weights(self, alpha: Tensor, statistics: GroupStatistics) -> Tensor:
+        """Weights [K] after one step on losses and gradient inner products."""
+        assert statistics.gram is not None
+        if self.scaling == "loss":
+            require_nonnegative(statistics.losses, statistics.group_names)
+        if self.variant == "reference":
+            start = upweights(statistics.group_counts, self.adjustment)
+            return cgd_reference_step(alpha, statistics.losses, statistics.gram, start, step_size=self.step_size)
+        return cgd_step(
+            alpha,
+            statistics.losses,
+            statistics.gram,
+            step_size=self.step_size,
+            adjustments=self._adjustments(statistics),
+            present=self._takes_part(statistics),
+            exponent=self.exponent,
+            scaling=self.scaling,
+            interaction=self.interaction,
+            min_weight=self._floor(len(alpha)),
+        )

@@ -1,0 +1,261 @@
+"""The step of group-robust training for any loop: per-example losses in, one scalar out, weights moved on the way."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cgd.functional import group_counts_of
+from hf_cgd.gradients import PerGroupEngine, gram_matrix
+from hf_cgd.groups import GroupInfo
+from hf_cgd.guard_rails import GroupRobustWarning, WeightMonitor
+from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
+
+WEIGHT_TIMINGS = ("current", "next")
+
+
+class GroupRobustLoss:
+    """Turns the per-example losses of a batch into the scalar of an objective, and owns the group weights.
+
+    The weights move once per optimizer step and, under `weight_timing="current"`, before the scalar is formed
+    (Algorithm 1 of the paper uses alpha^{t+1} for theta^{t+1}).
+
+        robust_loss = GroupRobustLoss(CGD(step_size=0.1), GroupInfo(["land", "water"], [900, 100]),
+                                      gradient_scope(model).values())
+        loss = robust_loss(F.cross_entropy(model(x), y, reduction="none"), group_ids)
+        loss.backward()
+
+    Args:
+        objective: how losses are weighed.
+        groups: the K groups, with training counts where the objective needs them.
+        parameters: the gradient scope; needed by objectives with `needs_gradients`, ignored by others.
+        weight_timing: "current": the statistics of a step set the weights of that very step. "next": those of the
+            following one, which is what accumulation over several micro-batches needs.
+        reduce: sums a tensor over all processes; None for a single process.
+        num_processes: by which DDP divides the gradient; the scalar is multiplied by it.
+
+    Raises:
+        ValueError: an objective that needs gradients without parameters, or one that needs counts without them.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        groups: GroupInfo,
+        parameters: Sequence[nn.Parameter] = (),
+        *,
+        weight_timing: str = "current",
+        reduce: Callable[[Tensor], Tensor] | None = None,
+        num_processes: int = 1,
+    ) -> None:
+        if weight_timing not in WEIGHT_TIMINGS:
+            raise ValueError(f"weight_timing must be one of {WEIGHT_TIMINGS}, got {weight_timing!r}.")
+        parameters = list(parameters)
+        if objective.needs_gradients and not parameters:
+            raise ValueError(
+                f"{type(objective).__name__} compares gradients of the groups and needs `parameters` to take them "
+                "over; pass gradient_scope(model).values()."
+            )
+        if groups.counts is None and getattr(objective, "adjustment", 0) > 0:
+            raise ValueError(
+                f"adjustment > 0 needs the number of training examples of each group, but only the names "
+                f"{list(groups.names)} are known. Pass groups=GroupInfo(names, counts)."
+            )
+        self.objective = objective
+        self.groups = groups
+        self.weight_timing = weight_timing
+        self.num_processes = num_processes
+        self._reduce = reduce or (lambda tensor: tensor)
+        self._engine = PerGroupEngine(parameters) if objective.needs_gradients else None
+        self.reset()
+
+    def reset(self) -> None:
+        """Start afresh: first weights, no updates."""
+        counts = self.groups.counts_tensor()
+        self.alpha: Tensor | None = self.objective.initial_weights(counts) if self.objective.has_weights else None
+        """Group weights [K] in float64 on the CPU, None for an objective without weights."""
+        self.updates = 0
+        """Weight updates so far."""
+        self.skipped_updates = 0
+        """Weight updates left out because a loss or gradient was not finite."""
+        self._monitor = WeightMonitor(self.groups.names)
+        self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
+        self._close_window()
+
+    def open_window(self, group_ids: Sequence[Tensor]) -> None:
+        """Announce the group ids [B] of all micro-batches of the coming optimizer step (on this process).
+
+        Group means are means over the whole step, so each micro-batch has to know the counts of all. Without a call a
+        step is the one batch that `__call__` is given.
+
+        Raises:
+            ValueError: several micro-batches under `weight_timing="current"`, where the weights would have to be
+                known before the statistics are.
+        """
+        if len(group_ids) > 1 and self.weight_timing == "current" and self.objective.has_weights:
+            raise ValueError(
+                f"weight_timing='current' needs the whole optimizer step in one batch, got {len(group_ids)} "
+                "micro-batches. Use weight_timing='next', or no gradient accumulation."
+            )
+        counts = sum(group_counts_of(ids.cpu(), len(self.groups)) for ids in group_ids)
+        self._counts: Tensor | None = self._reduce(torch.as_tensor(counts, dtype=torch.float64))
+        self._micro_batches = self._remaining = len(group_ids)
+
+    def __call__(self, losses: Tensor, group_ids: Tensor) -> Tensor:
+        """The scalar to call `backward()` on, for one micro-batch.
+
+        Args:
+            losses: [B] with graph.
+            group_ids: [B] integers in [0, K).
+
+        Returns:
+            the scalar; averaged over the micro-batches and processes of a step it is the loss of the step. The
+            multiplication that makes up for that averaging is done here.
+        """
+        if self._remaining == 0:
+            self.open_window([group_ids])
+        if self.weight_timing == "next":
+            loss = self._scalar(losses, group_ids)
+            self._gather(losses, group_ids)
+        else:
+            self._gather(losses, group_ids)
+            loss = self._scalar(losses, group_ids)
+        if self._remaining == 0:
+            self._close_window()
+        return loss
+
+    def record(self, losses: Tensor, group_ids: Tensor) -> None:
+        """Count losses [B] in the group losses that `drain_group_losses` tells, and do nothing else."""
+        self._logged_sums += self._sums(losses, group_ids)
+
+    def drain_group_losses(self) -> dict[str, float]:
+        """Mean training loss of each group since the last call, by name; groups without examples are left out."""
+        sums, counts = self._reduce(self._logged_sums)
+        self._logged_sums = torch.zeros_like(self._logged_sums)
+        return {
+            name: (total / count).item()
+            for name, total, count in zip(self.groups.names, sums, counts, strict=True)
+            if count > 0
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs, JSON-ready and exact: names, weights, counters.
+
+        Statistics are pooled from the first micro-batch of a step to its last and used up then, so between steps there
+        are none to save.
+
+        Raises:
+            RuntimeError: called in the middle of an optimizer step.
+        """
+        if self._remaining:
+            raise RuntimeError("The state can only be saved between optimizer steps, not in the middle of one.")
+        return {
+            "objective": self.objective.name,
+            "groups": self.groups.to_dict(),
+            "alpha": None if self.alpha is None else self.alpha.tolist(),
+            "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state_dict`; groups are matched by name, in any order.
+
+        Raises:
+            ValueError: other groups or another objective than those of the saved run.
+        """
+        names = list(state["groups"]["names"])
+        if set(names) != set(self.groups.names):
+            raise ValueError(
+                f"The checkpoint was trained with the groups {names}, but the training data has "
+                f"{list(self.groups.names)}. Resume with the same groups, or start a new run from the saved model."
+            )
+        if state["objective"] != self.objective.name:
+            raise ValueError(
+                f"The checkpoint was trained with objective={state['objective']!r}, but this run has "
+                f"{self.objective.name!r}. Resume with the same objective, or start a new run from the saved model."
+            )
+        self.reset()
+        if self.alpha is not None:
+            order = [names.index(name) for name in self.groups.names]
+            self.alpha = torch.tensor(state["alpha"], dtype=torch.float64)[order]
+        self.updates = state["updates"]
+        self.skipped_updates = state["skipped_updates"]
+
+    def _close_window(self) -> None:
+        self._counts = None
+        self._micro_batches = self._remaining = 0
+        self._pooled_losses = torch.zeros(len(self.groups), dtype=torch.float64)
+        self._pooled_gradients: dict[int, Tensor] = {}
+
+    def _scalar(self, losses: Tensor, group_ids: Tensor) -> Tensor:
+        assert self._counts is not None
+        counts = self._counts.to(losses.device)
+        alpha = None if self.alpha is None else self.alpha.to(losses.device)
+        output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha))
+        return output.loss * (self._micro_batches * self.num_processes)
+
+    def _gather(self, losses: Tensor, group_ids: Tensor) -> None:
+        """Pool this micro-batch's statistics; after the last one of the step, move the weights."""
+        sums = self._sums(losses, group_ids)
+        self._logged_sums += sums
+        self._pooled_losses += sums[0]
+        self._remaining -= 1
+        if self.alpha is None:
+            return
+        if self._engine is not None:
+            present_here = sums[1].nonzero().flatten().tolist()
+            rows = self._engine.gradient_sums(losses, group_ids, present_here) if present_here else []
+            for group, row in zip(present_here, rows, strict=True):
+                pooled = self._pooled_gradients.get(group)
+                self._pooled_gradients[group] = row if pooled is None else pooled + row
+        if self._remaining == 0:
+            self._move_weights()
+
+    def _move_weights(self) -> None:
+        assert self._counts is not None and self.alpha is not None
+        counts = self._counts
+        losses = self._reduce(self._pooled_losses) / counts.clamp_min(1)
+        gram = self._pooled_gram(counts) if self._engine is not None else None
+        finite = losses.isfinite() if gram is None else losses.isfinite() & gram.isfinite().all(dim=1)
+        if not bool(finite.all()):
+            self._skip(finite)
+            return
+        statistics = GroupStatistics(losses, counts, self.groups.counts_tensor(), gram, self.groups.names)
+        self.alpha = self.objective.next_weights(self.alpha, statistics)
+        self.updates += 1
+        self._monitor.observe(self.alpha, self.updates)
+
+    def _pooled_gram(self, counts: Tensor) -> Tensor:
+        """Inner products [K, K] of the gradients of the group means; rows and columns of absent groups are 0."""
+        assert self._engine is not None
+        present = counts.nonzero().flatten()
+        size = sum(parameter.numel() for parameter in self._engine.parameters)
+        device = self._engine.parameters[0].device
+        zero = torch.zeros(size, device=device)
+        rows = torch.stack([self._pooled_gradients.get(group, zero) for group in present.tolist()])
+        self._pooled_gradients = {}
+        means = gram_matrix(self._reduce(rows)) / (counts[present, None] * counts[None, present])
+        gram = torch.zeros(len(counts), len(counts), dtype=torch.float64)
+        gram[present[:, None], present[None, :]] = means
+        return gram
+
+    def _skip(self, finite: Tensor) -> None:
+        self.skipped_updates += 1
+        if self.skipped_updates == 1:
+            bad = [name for name, ok in zip(self.groups.names, finite.tolist(), strict=True) if not ok]
+            warnings.warn(
+                f"After {self.updates} weight updates the loss or gradient of the group(s) {bad} is not finite "
+                "(NaN or infinite). The group weights stay as they are for such steps. Look for a learning rate that "
+                "is too high, or for bad input in these groups.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
+
+    def _sums(self, losses: Tensor, group_ids: Tensor) -> Tensor:
+        """Sums of the losses and counts of each group on this process: float64 [2, K] on the CPU."""
+        group_ids = group_ids.cpu()
+        values = losses.detach().to("cpu", torch.float64)
+        both = torch.stack([values, torch.ones_like(values)])
+        return torch.zeros(2, len(self.groups), dtype=torch.float64).index_add(1, group_ids, both)

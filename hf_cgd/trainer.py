@@ -1,0 +1,611 @@
+"""`GroupRobustTrainer`: a `transformers.Trainer` that knows groups."""
+
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+from transformers import Trainer
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+
+from hf_cgd.callbacks import GroupStateCallback
+from hf_cgd.collator import GROUP_IDS, GroupCollator, SubgroupCollator
+from hf_cgd.columns import column_names
+from hf_cgd.config import GroupRobustConfig
+from hf_cgd.dataset_groups import (
+    LABEL_COLUMNS,
+    evaluation_groups,
+    is_stream,
+    require_subgroup_columns,
+    require_valid_labels,
+    training_groups,
+)
+from hf_cgd.evaluation import EvaluationMetrics, ExampleResults, unpack_labels
+from hf_cgd.gradients import gradient_scope
+from hf_cgd.groups import GroupInfo
+from hf_cgd.guard_rails import warn_if_one_class
+from hf_cgd.losses import CLASSIFICATION, REGRESSION, example_losses, infer_problem_type, predictions_of
+from hf_cgd.metrics import GroupReport, group_metrics, is_interval
+from hf_cgd.objectives import ERM, Objective, build_objective
+from hf_cgd.robust_loss import GroupRobustLoss
+from hf_cgd.sampling import BalancedGroupSampler, WeightedGroupSampler
+
+logger = logging.getLogger(__name__)
+
+MAX_LOGGED_GROUPS = 32
+"""Weights and losses of more groups than this are logged as their extremes."""
+INPUT_NAMES = ("pixel_values", "input_ids", "input_values", "input_features")
+
+
+class GroupRobustTrainer(Trainer):
+    """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
+
+    The group column reaches the loss and the metrics and never `model.forward`; nothing has to be said about it but
+    its name. `evaluate()` and `predict()` report every group. Checkpoints hold the group weights; a resumed run goes
+    on exactly where the saved one was.
+
+    Args:
+        *args, **kwargs: those of `transformers.Trainer`. `compute_loss_func(outputs, labels, num_items_in_batch=…)`
+            must return one loss per example, [B].
+        objective: an `Objective` or the name of one; None for what a `GroupRobustConfig` says ("cgd" by default).
+        group_column: column(s) that hold the group; None for what a `GroupRobustConfig` says.
+        groups: groups and counts of the training set; needed for streams, which cannot be counted.
+
+    Raises:
+        ValueError: before the first step, for whatever of the data, the options or the model does not fit together.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        objective: Objective | str | None = None,
+        group_column: str | list[str] | None = None,
+        groups: GroupInfo | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._given_objective = build_objective(objective) if isinstance(objective, str) else objective
+        self._given_groups = groups
+        column = self._option("group_column") if group_column is None else group_column
+        self._group_columns = [column] if isinstance(column, str) else list(column or ())
+        self._eval_columns: list[str] | None = self._option("eval_group_column")
+        self.all_metrics: dict[str, float] = {}
+        """The latest metrics of every evaluation set, with their prefixes."""
+        self.groups: GroupInfo | None = None
+        """Names and counts of the training groups, None without a group column."""
+        self.robust_loss: GroupRobustLoss | None = None
+        """Forms the loss and owns the group weights; None without a group column."""
+        self._warned_one_class = False
+        self._metrics_step: int | None = None
+
+        self.objective = self._build_objective()
+        self._refuse_unsupported()
+        if not self.label_names:
+            self.label_names = ["labels"]
+        self._model_returns_loss = "labels" in self._forward_parameters()
+        self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
+        self._set_loss_scaling()
+        self._renamed = self._find_renamed_input()
+        self._read_training_groups()
+        self.robust_loss = self._build_robust_loss()
+        user_preprocess = self.preprocess_logits_for_metrics
+        if user_preprocess is not None:
+            self.preprocess_logits_for_metrics = lambda logits, labels: user_preprocess(
+                logits, labels[0] if isinstance(labels, tuple) else labels
+            )
+        self.compute_metrics = EvaluationMetrics(self._group_metrics, self.compute_metrics)
+        callback = GroupStateCallback()
+        callback.trainer = self
+        self.add_callback(callback)
+
+    # ---- What users read --------------------------------------------------------------------------------------------
+
+    @property
+    def group_weights(self) -> Tensor | None:
+        """Current group weights [K], float64, summing to 1, in the order of `groups`; None under ERM."""
+        return None if self.robust_loss is None or self.robust_loss.alpha is None else self.robust_loss.alpha.clone()
+
+    def group_report(self, metric_key_prefix: str = "eval") -> GroupReport:
+        """The table of groups: training count, weight, and how each fares on the evaluation set.
+
+        Evaluates the model first if it has not been since it was last changed. `print` it, or use its `to_dict` and
+        `to_markdown`. With several evaluation sets, `metric_key_prefix` is "eval_<name>".
+
+        Raises:
+            ValueError: no metrics have that prefix.
+        """
+        known = any(name.startswith(f"{metric_key_prefix}_") for name in self.all_metrics)
+        if not known and self.eval_dataset is not None and metric_key_prefix.split("_")[0] == "eval":
+            self.evaluate()
+            known = any(name.startswith(f"{metric_key_prefix}_") for name in self.all_metrics)
+        if not known and self.all_metrics:
+            raise ValueError(
+                f"No metrics start with {metric_key_prefix!r}; there are those of "
+                f"{sorted({name.split('_accuracy')[0] for name in self.all_metrics if name.endswith('_accuracy')})}."
+            )
+        names = self.eval_groups.names if self.eval_groups is not None else ()
+        weights = self.group_weights
+        return GroupReport.from_metrics(
+            self.all_metrics,
+            metric_key_prefix,
+            names,
+            self.objective.name,
+            train_counts=self._train_counts(),
+            weights=None
+            if weights is None or self.groups is None
+            else dict(zip(self.groups.names, weights.tolist(), strict=True)),
+        )
+
+    # ---- Training ---------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """See `Trainer.train`. Group weights start afresh at each call, or from the checkpoint that is resumed."""
+        if self.train_dataset is not self._grouped_dataset:
+            self._read_training_groups()
+        self.robust_loss = self._build_robust_loss()
+        return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def begin_run(self, saved: dict[str, Any] | None, resumed: bool) -> None:
+        """Called when model and optimizer are ready: builds the loss on the final parameters, restores its state.
+
+        Raises:
+            ValueError: a checkpoint without group state, or one of other groups or another objective.
+        """
+        self._warned_one_class = False
+        self.objective = self._build_objective()
+        self._set_loss_scaling()
+        self.robust_loss = self._build_robust_loss()
+        if self.robust_loss is None or self.groups is None:
+            return
+        if resumed and saved is not None:
+            self.robust_loss.load_state_dict(saved)
+        elif resumed and self.objective.has_weights:
+            raise ValueError(
+                "The checkpoint holds no group weights: it was not written by a GroupRobustTrainer with groups. Load "
+                "its model with from_pretrained and start a new run."
+            )
+        counts = ", ".join(f"{n} ({c})" for n, c in zip(self.groups.names, self.groups.counts or (), strict=False))
+        logger.info("Objective %s, learning rate %g", self.objective, self.args.learning_rate)
+        logger.info("  %d groups: %s", len(self.groups), counts or ", ".join(self.groups.names))
+        if self.objective.needs_gradients:
+            scope = self._gradient_scope()
+            size = sum(parameter.numel() for parameter in scope.values())
+            logger.info("  Group gradients over %d parameters (%s … %s)", size, next(iter(scope)), list(scope)[-1])
+
+    def end_run(self) -> None:
+        """Called when training ends: metrics of any but the final model are dropped."""
+        if self.args.load_best_model_at_end or self._metrics_step != self.state.global_step:
+            self.all_metrics.clear()
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """The micro-batches of one optimizer step; their group counts are taken note of."""
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.robust_loss is not None and not self._uses_parent_loss and batches:
+            self.robust_loss.open_window([batch[self.group_key] for batch in batches])
+        return batches, num_items
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor | Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, Any]:
+        """The objective's loss in training, the mean loss over the examples in evaluation.
+
+        The group weights move here, before the parameters do, once per optimizer step.
+        """
+        inputs = dict(inputs)
+        group_ids = inputs.pop(self.group_key, None)
+        in_training = model.training and torch.is_grad_enabled()
+        label_name = self.label_names[0]
+        labels = inputs.get(label_name)
+        if labels is None:
+            raise ValueError(
+                f"Expected the batch to hold {label_name!r}, got {sorted(inputs)}. Name the column of the targets "
+                "'labels' (or 'label'), or set label_names."
+            )
+        if self._uses_parent_loss:
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            if in_training and self.robust_loss is not None and group_ids is not None:
+                with torch.no_grad():
+                    self.robust_loss.record(self._example_losses(outputs, labels), group_ids)
+            return (loss, outputs) if return_outputs else loss
+
+        inputs.pop(label_name)
+        if in_training and self.robust_loss is not None and group_ids is None:
+            raise ValueError(
+                f"Expected the batch to hold the group ids under {self.group_key!r}, got {sorted(inputs)}. Build "
+                "batches with get_train_dataloader(), or put the ids there."
+            )
+        if in_training and self._option("forward_mode") == "split" and group_ids is not None:
+            outputs = self._split_forward(model, inputs, group_ids)
+        else:
+            outputs = model(**inputs)
+        losses = self._example_losses(outputs, labels, num_items_in_batch)
+        if in_training and self.robust_loss is not None and group_ids is not None:
+            loss = self.robust_loss(losses, group_ids)
+        else:
+            loss = losses.mean()
+        if isinstance(outputs, Tensor):
+            outputs = {"logits": outputs}
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """See `Trainer.log`. Adds weights and training losses of the groups; intervals stay out of the log."""
+        shown = {name: value for name, value in logs.items() if not is_interval(name)}
+        if "loss" in logs and self.is_in_train and self.robust_loss is not None:
+            shown.update(self._group_logs(self.robust_loss))
+        super().log(shown, start_time)
+        logs.update({name: value for name, value in shown.items() if name not in logs})
+
+    def get_train_dataloader(self) -> DataLoader:
+        """See `Trainer.get_train_dataloader`; batches carry group ids."""
+        if self.groups is None:
+            return super().get_train_dataloader()
+        with self._collating(self.groups, is_training=True):
+            return super().get_train_dataloader()
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
+        sampling = self._option("group_sampling")
+        if sampling == "none":
+            return super()._get_train_sampler(train_dataset)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        sampler = BalancedGroupSampler if sampling == "balanced" else WeightedGroupSampler
+        assert self._train_group_ids is not None
+        return sampler(self._train_group_ids, self._train_batch_size, seed, self.args.dataloader_drop_last)
+
+    # ---- Evaluation -------------------------------------------------------------------------------------------------
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """See `Trainer.get_eval_dataloader`; batches carry group ids."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
+            dataset = self.eval_dataset[dataset]
+        with self._collating_evaluation(dataset):
+            return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """See `Trainer.get_test_dataloader`; batches carry group ids."""
+        with self._collating_evaluation(test_dataset):
+            return super().get_test_dataloader(test_dataset)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor | Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor | None, Any, Any]:
+        """See `Trainer.prediction_step`; the labels are an `ExampleResults` where the groups are known."""
+        inputs = dict(inputs)
+        group_ids = inputs.pop(self.group_key, None)
+        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        if isinstance(logits, Tensor) and logits.ndim == 1 and labels is None and self._renamed:
+            # The parent takes a tensor with one row for a tuple with one entry.
+            logits = logits[None]
+        if labels is None or logits is None or group_ids is None:
+            return loss, logits, labels
+        scores = logits[0] if isinstance(logits, (tuple, list)) else logits
+        outputs = SequenceClassifierOutput(logits=scores)
+        return (
+            loss,
+            logits,
+            (
+                labels,
+                self._prepare_input(group_ids),
+                self._example_losses(outputs, labels),
+                predictions_of(scores, self._problem_type(scores, labels)),
+            ),
+        )
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """See `Trainer.evaluation_loop`. The loss is the mean over the examples, whatever the batch size."""
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        results, labels = unpack_labels(output.label_ids)
+        if results is None:
+            return output
+        mean_loss = float(results.losses.mean())
+        if np.isfinite(mean_loss):
+            output.metrics[f"{metric_key_prefix}_loss"] = mean_loss
+        self._metrics_step = self.state.global_step
+        return output._replace(label_ids=labels)
+
+    def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
+        assert self.eval_groups is not None
+        is_classes = np.issubdtype(results.predictions.dtype, np.integer)
+        if is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
+            step_size = getattr(self.objective, "step_size", None)
+            self._warned_one_class = warn_if_one_class(
+                results.predictions, results.labels, step_size, self.args.learning_rate
+            )
+        return group_metrics(
+            results.predictions,
+            results.labels.reshape(results.predictions.shape),
+            results.group_ids,
+            self.eval_groups.names,
+            losses=results.losses,
+            train_counts=self._train_counts(),
+            problem_type=CLASSIFICATION if is_classes else REGRESSION,
+        )
+
+    # ---- Setting up -------------------------------------------------------------------------------------------------
+
+    def _option(self, name: str) -> Any:
+        """A field of `GroupRobustConfig`, its default where plain `TrainingArguments` were given."""
+        return getattr(self.args, name, _DEFAULTS[name])
+
+    @property
+    def _uses_parent_loss(self) -> bool:
+        """ERM on a model with a loss of its own is left to the parent, to be the plain Trainer bit for bit."""
+        return isinstance(self.objective, ERM) and self._model_returns_loss and self.compute_loss_func is None
+
+    def _set_loss_scaling(self) -> None:
+        """Tell the parent whether to divide the loss by the number of accumulated micro-batches."""
+        self.model_accepts_loss_kwargs = self._uses_parent_loss and self._parent_accepts_loss_kwargs
+        self.loss_is_scaled_for_ga = None if self._uses_parent_loss else False
+
+    def _build_objective(self) -> Objective:
+        if self._given_objective is not None:
+            return self._given_objective
+        if isinstance(self.args, GroupRobustConfig):
+            return self.args.build_objective()
+        return build_objective(_DEFAULTS["objective"])
+
+    def _build_robust_loss(self) -> GroupRobustLoss | None:
+        if self.groups is None:
+            return None
+        accumulates = self.args.gradient_accumulation_steps > 1
+        device = self.args.device
+        num_processes = self.accelerator.num_processes
+        return GroupRobustLoss(
+            self.objective,
+            self.groups,
+            list(self._gradient_scope().values()) if self.objective.needs_gradients else (),
+            weight_timing=self._option("weight_timing") or ("next" if accumulates else "current"),
+            reduce=None
+            if num_processes == 1
+            else (lambda tensor: self.accelerator.reduce(tensor.to(device), reduction="sum").to(tensor.device)),
+            num_processes=num_processes,
+        )
+
+    def _gradient_scope(self) -> dict[str, nn.Parameter]:
+        layers = self._option("gradient_layers")
+        return gradient_scope(self.model) if layers is None else gradient_scope(self.model, layers)
+
+    def _refuse_unsupported(self) -> None:
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"{self.args.n_gpu} GPUs are visible to one process, which transformers would drive by DataParallel. "
+                "Group losses need one process per GPU: start the script with `accelerate launch`, or set "
+                "CUDA_VISIBLE_DEVICES to a single GPU."
+            )
+        if self.objective.needs_gradients and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise ValueError(
+                f"objective={self.objective.name!r} takes gradients of parameters, which FSDP and DeepSpeed shard. "
+                "Use plain data parallelism (DDP), or objective='group_dro', which needs the losses only."
+            )
+        if not self._group_columns and not isinstance(self.objective, ERM):
+            raise ValueError(
+                f"objective={self.objective.name!r} needs to know the groups: set group_column to the column that "
+                "tells an example's group. Only objective='erm' does without."
+            )
+
+    def _read_training_groups(self) -> None:
+        self._grouped_dataset = self.train_dataset
+        self._train_group_ids: np.ndarray | None = None
+        if self._group_columns and self.train_dataset is not None:
+            smallest = 1 if isinstance(self.objective, ERM) else self._option("min_group_size")
+            self.groups, self._train_group_ids = training_groups(
+                self.train_dataset, self._group_columns, self._given_groups, smallest
+            )
+            if self._option("group_sampling") != "none" and self._train_group_ids is None:
+                raise ValueError(
+                    f"group_sampling={self._option('group_sampling')!r} needs access by index, which an "
+                    f"IterableDataset ({type(self.train_dataset).__name__}) does not have. Use a map-style dataset, "
+                    "or group_sampling='none' with a stream that is already mixed."
+                )
+            self._check_labels()
+        elif self._option("group_sampling") != "none":
+            raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")
+        if self._eval_columns is not None and len(self._eval_columns) > 1:
+            self.eval_groups: GroupInfo | None = GroupInfo(tuple(self._eval_columns), None, tuple(self._eval_columns))
+        elif self._eval_columns is not None and self._eval_columns != self._group_columns:
+            self.eval_groups = None
+        else:
+            self.eval_groups = None if self.groups is None else replace(self.groups, counts=None)
+
+    def _check_labels(self) -> None:
+        config = getattr(self.model, "config", None)
+        num_classes = getattr(config, "num_labels", None) or getattr(self.model, "num_classes", None)
+        problem_type = getattr(config, "problem_type", None)
+        if num_classes is not None and num_classes > 1 and problem_type in (None, CLASSIFICATION):
+            require_valid_labels(self.train_dataset, num_classes)
+
+    def _forward_parameters(self) -> Mapping[str, inspect.Parameter]:
+        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        return inspect.signature(model.forward).parameters
+
+    def _find_renamed_input(self) -> dict[str, str]:
+        """For a network whose `forward(x)` has no argument named like a column: {column: argument}."""
+        dataset = self.train_dataset if self.train_dataset is not None else self.eval_dataset
+        if isinstance(dataset, Mapping):
+            dataset = next(iter(dataset.values()))
+        names = None if dataset is None else column_names(dataset)
+        parameters = self._forward_parameters()
+        keywords = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+        if names is None or keywords or any(name in parameters for name in names):
+            return {}
+        inputs = [name for name in names if name not in (*LABEL_COLUMNS, *self._group_columns)]
+        inputs = [name for name in INPUT_NAMES if name in inputs] or inputs
+        required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
+        if len(inputs) != 1 or len(required) != 1:
+            raise ValueError(
+                f"{type(self.model).__name__}.forward takes {list(parameters)}, and the dataset has {names}: "
+                "no column has the name of an argument. Rename the input column(s) like the argument(s)."
+            )
+        return {inputs[0]: required[0]}
+
+    def _set_signature_columns_if_needed(self) -> None:
+        if self._signature_columns is None:
+            super()._set_signature_columns_if_needed()
+            self._signature_columns += [*self._group_columns, *(self._eval_columns or ()), *self._renamed]
+
+    def _load_callback_state(self) -> None:
+        super()._load_callback_state()
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, GroupStateCallback):
+                callback.trainer = self
+
+    # ---- Batches ----------------------------------------------------------------------------------------------------
+
+    @property
+    def group_key(self) -> str:
+        """Batch key of the group ids: the column's own name where there is one and the model has no use for it."""
+        taken = (*LABEL_COLUMNS, *self._forward_parameters())
+        if len(self._group_columns) == 1 and self._group_columns[0] not in taken:
+            return self._group_columns[0]
+        return GROUP_IDS
+
+    @contextmanager
+    def _collating(self, groups: GroupInfo, is_training: bool) -> Iterator[None]:
+        """Within, loaders are built with a collator that adds the ids of `groups`."""
+        overlapping = not is_training and self._eval_columns is not None and len(self._eval_columns) > 1
+        user_collator = self.data_collator
+        self.data_collator = (SubgroupCollator if overlapping else GroupCollator)(
+            user_collator,
+            groups,
+            batch_key=self.group_key,
+            model_columns=(*LABEL_COLUMNS, *self._forward_parameters()),
+            optional=not is_training,
+            renamed=self._renamed,
+        )
+        try:
+            yield
+        finally:
+            self.data_collator = user_collator
+
+    @contextmanager
+    def _collating_evaluation(self, dataset: Any) -> Iterator[None]:
+        """Within, loaders of `dataset` carry the ids of `eval_groups`, to which its own groups are added."""
+        if not self._group_columns and self._eval_columns is None:
+            yield
+            return
+        overlapping = self._eval_columns is not None and len(self._eval_columns) > 1
+        if overlapping:
+            assert self.eval_groups is not None and self._eval_columns is not None
+            require_subgroup_columns(dataset, self._eval_columns)
+            groups = self.eval_groups
+        else:
+            columns = tuple(self._eval_columns or self._group_columns)
+            known = self.eval_groups
+            if known is None:
+                known = _first_groups(dataset, columns)
+            groups = known if known is None else evaluation_groups(dataset, known)
+            if groups is None:
+                yield
+                return
+            self.eval_groups = replace(groups, class_names={} if known is None else known.class_names)
+        with self._collating(groups, is_training=False):
+            yield
+
+    # ---- The forward pass -------------------------------------------------------------------------------------------
+
+    def _split_forward(self, model: nn.Module, inputs: dict[str, Any], group_ids: Tensor) -> Any:
+        """One forward pass for each group present; outputs of all examples in the order of the batch."""
+        size = len(group_ids)
+        order, logits = [], []
+        for group in group_ids.unique().tolist():
+            rows = (group_ids == group).nonzero().flatten()
+            part = {
+                name: value[rows] if isinstance(value, Tensor) and value.ndim > 0 and len(value) == size else value
+                for name, value in inputs.items()
+            }
+            order.append(rows)
+            logits.append(_logits(model(**part)))
+        return SequenceClassifierOutput(logits=torch.cat(logits)[torch.cat(order).argsort()])
+
+    def _problem_type(self, logits: Tensor, labels: Tensor) -> str:
+        declared = getattr(getattr(self.model, "config", None), "problem_type", None)
+        return declared or infer_problem_type(logits.shape[-1] if logits.ndim > 1 else 1, labels)
+
+    def _example_losses(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        if self.compute_loss_func is not None:
+            losses = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+            if not isinstance(losses, Tensor) or losses.shape != labels.shape[:1]:
+                shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+                raise ValueError(
+                    f"compute_loss_func must return one loss per example, shape ({len(labels)},), so that group means "
+                    f"can be formed; got {shape}. Leave the mean out (reduction='none')."
+                )
+            return losses
+        logits = _logits(outputs)
+        return example_losses(logits, labels, self._problem_type(logits, labels), self.args.label_smoothing_factor)
+
+    # ---- Numbers ----------------------------------------------------------------------------------------------------
+
+    def _train_counts(self) -> dict[str, int] | None:
+        if self.groups is None or self.groups.counts is None:
+            return None
+        return dict(zip(self.groups.names, self.groups.counts, strict=True))
+
+    def _group_logs(self, robust_loss: GroupRobustLoss) -> dict[str, float]:
+        logs = _named("group_loss", robust_loss.drain_group_losses())
+        if robust_loss.alpha is not None:
+            weights = dict(zip(robust_loss.groups.names, robust_loss.alpha.tolist(), strict=True))
+            logs |= _named("group_weight", weights)
+        if robust_loss.skipped_updates:
+            logs["skipped_weight_updates"] = robust_loss.skipped_updates
+        return logs
+
+
+_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(GroupRobustConfig)}
+
+
+def _named(kind: str, values: Mapping[str, float]) -> dict[str, float]:
+    """`{kind}/{name}` of each group, or the extremes of many groups; numbers that are not finite are left out."""
+    values = {name: value for name, value in values.items() if np.isfinite(value)}
+    if len(values) > MAX_LOGGED_GROUPS:
+        return {f"{kind}_min": min(values.values()), f"{kind}_max": max(values.values())}
+    return {f"{kind}/{name}": value for name, value in values.items()}
+
+
+def _logits(outputs: Any) -> Tensor:
+    """The class scores or values in whatever a model returns."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        if "logits" not in outputs:
+            raise ValueError(f"Expected the model to return 'logits', got {list(outputs)}.")
+        return outputs["logits"]
+    return outputs[0]
+
+
+def _first_groups(dataset: Any, columns: tuple[str, ...]) -> GroupInfo | None:
+    """Groups of the first evaluation set where no training set told any; None if it lacks the columns."""
+    names = column_names(dataset)
+    if names is None or is_stream(dataset) or not all(column in names for column in columns):
+        return None
+    groups, _ = training_groups(dataset, columns, None, 1)
+    return replace(groups, counts=None)
