@@ -45,6 +45,7 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         """Fresh group state for a new run, the saved one for a resumed run."""
         if self.trainer is None:
             return
+        assert isinstance(state.stateful_callbacks, dict)
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         resumed = state.global_step > 0
         self.trainer.begin_run(saved["attributes"].get("saved") if resumed else None, resumed)
@@ -57,23 +58,13 @@ class GroupStateCallback(TrainerCallback, ExportableState):
             self.trainer.end_run()
 
     def on_evaluate(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Write the latest metrics of every evaluation set, intervals included."""
-        self._write(args, state, metrics)
+        self._write(args, state, kwargs["metrics"])
 
     def on_predict(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        metrics: dict[str, float],
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
     ) -> None:
         """The same for predictions."""
         self._write(args, state, metrics)
@@ -82,6 +73,7 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         if self.trainer is None or not state.is_world_process_zero:
             return
         self.trainer.all_metrics.update(metrics)
+        assert args.output_dir is not None
         os.makedirs(args.output_dir, exist_ok=True)
         finite = {name: value if math.isfinite(value) else None for name, value in self.trainer.all_metrics.items()}
         with open(os.path.join(args.output_dir, METRICS_FILE), "w", encoding="utf-8") as file:

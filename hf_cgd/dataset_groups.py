@@ -64,33 +64,63 @@ def training_groups(
     return groups, groups.encode_columns(read)
 
 
-def evaluation_groups(dataset: Any, known: GroupInfo) -> GroupInfo:
-    """`known` groups followed by those that only this evaluation set has; its own class names, where it has any.
+class EvaluationGroups:
+    """The groups that evaluations are reported for: those of the training set, and what each evaluation set adds.
 
-    A stream, or a set without the columns, adds none.
+    Args:
+        columns: group columns of the training set.
+        eval_columns: other columns to evaluate by, or None for the same. Several of them stand for subgroups that may
+            overlap, one for each column of zeros and ones.
+        training: the training groups, or None without a training set.
     """
-    names = column_names(dataset)
-    if names is None or not all(column in names for column in known.columns):
-        return known
-    if is_stream(dataset):
-        own = {c: classes for c in known.columns if (classes := class_names_of(dataset, c))}
-        return replace(known, class_names={**known.class_names, **own})
-    if len(dataset) == 0:
-        return known
-    read = {
-        name: Column(column.values, column.class_names or known.class_names.get(name))
-        for name, column in read_columns(dataset, known.columns).items()
-    }
-    found = GroupInfo.from_columns(read)
-    return known.extended(found.names, found.class_names)
+
+    def __init__(self, columns: Sequence[str], eval_columns: Sequence[str] | None, training: GroupInfo | None) -> None:
+        self.columns = tuple(eval_columns or columns)
+        self.overlapping = eval_columns is not None and len(eval_columns) > 1
+        self._known: GroupInfo | None = None
+        if self.overlapping:
+            self._known = GroupInfo(self.columns, None, self.columns)
+        elif training is not None and training.columns == self.columns:
+            self._known = replace(training, counts=None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all groups met so far; group ids are indices into this."""
+        return () if self._known is None else self._known.names
+
+    def meet(self, dataset: Any) -> GroupInfo | None:
+        """Take in the groups of an evaluation set; what its collator has to encode by, None if it knows no groups.
+
+        Raises:
+            ValueError: values that cannot name a group, or subgroup columns that hold more than zeros and ones.
+        """
+        names = column_names(dataset) or []
+        if self.overlapping:
+            _require_zeros_and_ones(dataset, [name for name in self.columns if name in names])
+            return self._known
+        if not self.columns or not all(column in names for column in self.columns):
+            return self._known
+        if is_stream(dataset):
+            own = {c: classes for c in self.columns if (classes := class_names_of(dataset, c))}
+            return self._known and replace(self._known, class_names={**self._known.class_names, **own})
+        if len(dataset) == 0:
+            return self._known
+        trained = {} if self._known is None else self._known.class_names
+        found = GroupInfo.from_columns(
+            {
+                name: Column(column.values, column.class_names or trained.get(name))
+                for name, column in read_columns(dataset, self.columns).items()
+            }
+        )
+        known = replace(found, counts=None) if self._known is None else self._known.extended(found.names)
+        self._known = known
+        return replace(known, class_names={**known.class_names, **found.class_names})
 
 
-def require_subgroup_columns(dataset: Any, columns: Sequence[str]) -> None:
-    """Raise a ValueError unless every column that the (map-style) dataset has holds zeros and ones or bools only."""
-    present = [name for name in columns if name in (column_names(dataset) or ())]
+def _require_zeros_and_ones(dataset: Any, columns: Sequence[str]) -> None:
     if is_stream(dataset):
         return
-    for name, column in read_columns(dataset, present).items():
+    for name, column in read_columns(dataset, columns).items():
         bad = [value for value in column.values if isinstance(value, float) or value not in (0, 1)]
         if bad:
             raise ValueError(

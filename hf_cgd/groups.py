@@ -127,11 +127,10 @@ class GroupInfo:
         info = GroupInfo(self.names, self.counts, self.columns, {**self.class_names, **own})
         return info.encode(zip(*(columns[name].values for name in self.columns), strict=True))
 
-    def extended(self, names: Iterable[str], class_names: Mapping[str, tuple[str, ...]]) -> "GroupInfo":
-        """These groups followed by the `names` that are new, without counts: the groups of an evaluation."""
-        known = set(self.names)
-        new = tuple(name for name in dict.fromkeys(names) if name not in known)
-        return GroupInfo(self.names + new, None, self.columns, {**self.class_names, **class_names})
+    def extended(self, names: Iterable[str]) -> "GroupInfo":
+        """These groups followed by the `names` that are new, without counts."""
+        new = tuple(name for name in dict.fromkeys(names) if name not in set(self.names))
+        return GroupInfo(self.names + new, None, self.columns, self.class_names)
 
     def counts_tensor(self) -> torch.Tensor:
         """Counts [K] as float64; ones where the counts are not known."""

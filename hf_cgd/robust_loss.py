@@ -206,7 +206,7 @@ class GroupRobustLoss:
             return
         if self._engine is not None:
             present_here = sums[1].nonzero().flatten().tolist()
-            rows = self._engine.gradient_sums(losses, group_ids, present_here) if present_here else []
+            rows = self._engine.gradient_sums(losses, group_ids, present_here)
             for group, row in zip(present_here, rows, strict=True):
                 pooled = self._pooled_gradients.get(group)
                 self._pooled_gradients[group] = row if pooled is None else pooled + row

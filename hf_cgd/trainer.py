@@ -1,10 +1,9 @@
 """`GroupRobustTrainer`: a `transformers.Trainer` that knows groups."""
 
-import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,12 @@ from hf_cgd.columns import column_names
 from hf_cgd.config import GroupRobustConfig
 from hf_cgd.dataset_groups import (
     LABEL_COLUMNS,
-    evaluation_groups,
-    is_stream,
-    require_subgroup_columns,
+    EvaluationGroups,
     require_valid_labels,
     training_groups,
 )
 from hf_cgd.evaluation import EvaluationMetrics, ExampleResults, unpack_labels
+from hf_cgd.forward_pass import forward_parameters, logits_of, renamed_input, split_forward
 from hf_cgd.gradients import gradient_scope
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import warn_if_one_class
@@ -41,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 MAX_LOGGED_GROUPS = 32
 """Weights and losses of more groups than this are logged as their extremes."""
-INPUT_NAMES = ("pixel_values", "input_ids", "input_values", "input_features")
 
 
 class GroupRobustTrainer(Trainer):
@@ -75,7 +72,6 @@ class GroupRobustTrainer(Trainer):
         self._given_groups = groups
         column = self._option("group_column") if group_column is None else group_column
         self._group_columns = [column] if isinstance(column, str) else list(column or ())
-        self._eval_columns: list[str] | None = self._option("eval_group_column")
         self.all_metrics: dict[str, float] = {}
         """The latest metrics of every evaluation set, with their prefixes."""
         self.groups: GroupInfo | None = None
@@ -85,11 +81,11 @@ class GroupRobustTrainer(Trainer):
         self._warned_one_class = False
         self._metrics_step: int | None = None
 
-        self.objective = self._build_objective()
+        self.objective: Objective = self._build_objective()
         self._refuse_unsupported()
         if not self.label_names:
             self.label_names = ["labels"]
-        self._model_returns_loss = "labels" in self._forward_parameters()
+        self._model_returns_loss = "labels" in forward_parameters(self._network)
         self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
         self._set_loss_scaling()
         self._renamed = self._find_renamed_input()
@@ -130,12 +126,11 @@ class GroupRobustTrainer(Trainer):
                 f"No metrics start with {metric_key_prefix!r}; there are those of "
                 f"{sorted({name.split('_accuracy')[0] for name in self.all_metrics if name.endswith('_accuracy')})}."
             )
-        names = self.eval_groups.names if self.eval_groups is not None else ()
         weights = self.group_weights
         return GroupReport.from_metrics(
             self.all_metrics,
             metric_key_prefix,
-            names,
+            self.eval_groups.names,
             self.objective.name,
             train_counts=self._train_counts(),
             weights=None
@@ -233,7 +228,7 @@ class GroupRobustTrainer(Trainer):
                 "batches with get_train_dataloader(), or put the ids there."
             )
         if in_training and self._option("forward_mode") == "split" and group_ids is not None:
-            outputs = self._split_forward(model, inputs, group_ids)
+            outputs = split_forward(model, inputs, group_ids)
         else:
             outputs = model(**inputs)
         losses = self._example_losses(outputs, labels, num_items_in_batch)
@@ -255,8 +250,6 @@ class GroupRobustTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """See `Trainer.get_train_dataloader`; batches carry group ids."""
-        if self.groups is None:
-            return super().get_train_dataloader()
         with self._collating(self.groups, is_training=True):
             return super().get_train_dataloader()
 
@@ -276,12 +269,12 @@ class GroupRobustTrainer(Trainer):
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
             dataset = self.eval_dataset[dataset]
-        with self._collating_evaluation(dataset):
+        with self._collating(self.eval_groups.meet(dataset)):
             return super().get_eval_dataloader(eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
         """See `Trainer.get_test_dataloader`; batches carry group ids."""
-        with self._collating_evaluation(test_dataset):
+        with self._collating(self.eval_groups.meet(test_dataset)):
             return super().get_test_dataloader(test_dataset)
 
     def prediction_step(
@@ -327,13 +320,13 @@ class GroupRobustTrainer(Trainer):
         if results is None:
             return output
         mean_loss = float(results.losses.mean())
+        assert output.metrics is not None
         if np.isfinite(mean_loss):
             output.metrics[f"{metric_key_prefix}_loss"] = mean_loss
         self._metrics_step = self.state.global_step
         return output._replace(label_ids=labels)
 
     def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
-        assert self.eval_groups is not None
         is_classes = np.issubdtype(results.predictions.dtype, np.integer)
         if is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
             step_size = getattr(self.objective, "step_size", None)
@@ -392,7 +385,7 @@ class GroupRobustTrainer(Trainer):
 
     def _gradient_scope(self) -> dict[str, nn.Parameter]:
         layers = self._option("gradient_layers")
-        return gradient_scope(self.model) if layers is None else gradient_scope(self.model, layers)
+        return gradient_scope(self._network) if layers is None else gradient_scope(self._network, layers)
 
     def _refuse_unsupported(self) -> None:
         if self.args.n_gpu > 1:
@@ -429,12 +422,7 @@ class GroupRobustTrainer(Trainer):
             self._check_labels()
         elif self._option("group_sampling") != "none":
             raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")
-        if self._eval_columns is not None and len(self._eval_columns) > 1:
-            self.eval_groups: GroupInfo | None = GroupInfo(tuple(self._eval_columns), None, tuple(self._eval_columns))
-        elif self._eval_columns is not None and self._eval_columns != self._group_columns:
-            self.eval_groups = None
-        else:
-            self.eval_groups = None if self.groups is None else replace(self.groups, counts=None)
+        self.eval_groups = EvaluationGroups(self._group_columns, self._option("eval_group_column"), self.groups)
 
     def _check_labels(self) -> None:
         config = getattr(self.model, "config", None)
@@ -443,34 +431,25 @@ class GroupRobustTrainer(Trainer):
         if num_classes is not None and num_classes > 1 and problem_type in (None, CLASSIFICATION):
             require_valid_labels(self.train_dataset, num_classes)
 
-    def _forward_parameters(self) -> Mapping[str, inspect.Parameter]:
-        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        return inspect.signature(model.forward).parameters
+    @property
+    def _network(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
 
     def _find_renamed_input(self) -> dict[str, str]:
-        """For a network whose `forward(x)` has no argument named like a column: {column: argument}."""
         dataset = self.train_dataset if self.train_dataset is not None else self.eval_dataset
         if isinstance(dataset, Mapping):
             dataset = next(iter(dataset.values()))
-        names = None if dataset is None else column_names(dataset)
-        parameters = self._forward_parameters()
-        keywords = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-        if names is None or keywords or any(name in parameters for name in names):
+        columns = None if dataset is None else column_names(dataset)
+        if columns is None:
             return {}
-        inputs = [name for name in names if name not in (*LABEL_COLUMNS, *self._group_columns)]
-        inputs = [name for name in INPUT_NAMES if name in inputs] or inputs
-        required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
-        if len(inputs) != 1 or len(required) != 1:
-            raise ValueError(
-                f"{type(self.model).__name__}.forward takes {list(parameters)}, and the dataset has {names}: "
-                "no column has the name of an argument. Rename the input column(s) like the argument(s)."
-            )
-        return {inputs[0]: required[0]}
+        return renamed_input(self._network, columns, (*LABEL_COLUMNS, *self._group_columns))
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
             super()._set_signature_columns_if_needed()
-            self._signature_columns += [*self._group_columns, *(self._eval_columns or ()), *self._renamed]
+            assert self._signature_columns is not None
+            self._signature_columns += [*self._group_columns, *self.eval_groups.columns, *self._renamed]
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()
@@ -483,68 +462,31 @@ class GroupRobustTrainer(Trainer):
     @property
     def group_key(self) -> str:
         """Batch key of the group ids: the column's own name where there is one and the model has no use for it."""
-        taken = (*LABEL_COLUMNS, *self._forward_parameters())
+        taken = (*LABEL_COLUMNS, *forward_parameters(self._network))
         if len(self._group_columns) == 1 and self._group_columns[0] not in taken:
             return self._group_columns[0]
         return GROUP_IDS
 
     @contextmanager
-    def _collating(self, groups: GroupInfo, is_training: bool) -> Iterator[None]:
-        """Within, loaders are built with a collator that adds the ids of `groups`."""
-        overlapping = not is_training and self._eval_columns is not None and len(self._eval_columns) > 1
+    def _collating(self, groups: GroupInfo | None, is_training: bool = False) -> Iterator[None]:
+        """Within, loaders are built with a collator that adds the ids of `groups`, if there are any."""
         user_collator = self.data_collator
-        self.data_collator = (SubgroupCollator if overlapping else GroupCollator)(
-            user_collator,
-            groups,
-            batch_key=self.group_key,
-            model_columns=(*LABEL_COLUMNS, *self._forward_parameters()),
-            optional=not is_training,
-            renamed=self._renamed,
-        )
+        if groups is not None:
+            collator = SubgroupCollator if self.eval_groups.overlapping and not is_training else GroupCollator
+            self.data_collator = collator(
+                user_collator,
+                groups,
+                batch_key=self.group_key,
+                model_columns=(*LABEL_COLUMNS, *forward_parameters(self._network)),
+                optional=not is_training,
+                renamed=self._renamed,
+            )
         try:
             yield
         finally:
             self.data_collator = user_collator
 
-    @contextmanager
-    def _collating_evaluation(self, dataset: Any) -> Iterator[None]:
-        """Within, loaders of `dataset` carry the ids of `eval_groups`, to which its own groups are added."""
-        if not self._group_columns and self._eval_columns is None:
-            yield
-            return
-        overlapping = self._eval_columns is not None and len(self._eval_columns) > 1
-        if overlapping:
-            assert self.eval_groups is not None and self._eval_columns is not None
-            require_subgroup_columns(dataset, self._eval_columns)
-            groups = self.eval_groups
-        else:
-            columns = tuple(self._eval_columns or self._group_columns)
-            known = self.eval_groups
-            if known is None:
-                known = _first_groups(dataset, columns)
-            groups = known if known is None else evaluation_groups(dataset, known)
-            if groups is None:
-                yield
-                return
-            self.eval_groups = replace(groups, class_names={} if known is None else known.class_names)
-        with self._collating(groups, is_training=False):
-            yield
-
     # ---- The forward pass -------------------------------------------------------------------------------------------
-
-    def _split_forward(self, model: nn.Module, inputs: dict[str, Any], group_ids: Tensor) -> Any:
-        """One forward pass for each group present; outputs of all examples in the order of the batch."""
-        size = len(group_ids)
-        order, logits = [], []
-        for group in group_ids.unique().tolist():
-            rows = (group_ids == group).nonzero().flatten()
-            part = {
-                name: value[rows] if isinstance(value, Tensor) and value.ndim > 0 and len(value) == size else value
-                for name, value in inputs.items()
-            }
-            order.append(rows)
-            logits.append(_logits(model(**part)))
-        return SequenceClassifierOutput(logits=torch.cat(logits)[torch.cat(order).argsort()])
 
     def _problem_type(self, logits: Tensor, labels: Tensor) -> str:
         declared = getattr(getattr(self.model, "config", None), "problem_type", None)
@@ -560,7 +502,7 @@ class GroupRobustTrainer(Trainer):
                     f"can be formed; got {shape}. Leave the mean out (reduction='none')."
                 )
             return losses
-        logits = _logits(outputs)
+        logits = logits_of(outputs)
         return example_losses(logits, labels, self._problem_type(logits, labels), self.args.label_smoothing_factor)
 
     # ---- Numbers ----------------------------------------------------------------------------------------------------
@@ -589,23 +531,3 @@ def _named(kind: str, values: Mapping[str, float]) -> dict[str, float]:
     if len(values) > MAX_LOGGED_GROUPS:
         return {f"{kind}_min": min(values.values()), f"{kind}_max": max(values.values())}
     return {f"{kind}/{name}": value for name, value in values.items()}
-
-
-def _logits(outputs: Any) -> Tensor:
-    """The class scores or values in whatever a model returns."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    if isinstance(outputs, Mapping):
-        if "logits" not in outputs:
-            raise ValueError(f"Expected the model to return 'logits', got {list(outputs)}.")
-        return outputs["logits"]
-    return outputs[0]
-
-
-def _first_groups(dataset: Any, columns: tuple[str, ...]) -> GroupInfo | None:
-    """Groups of the first evaluation set where no training set told any; None if it lacks the columns."""
-    names = column_names(dataset)
-    if names is None or is_stream(dataset) or not all(column in names for column in columns):
-        return None
-    groups, _ = training_groups(dataset, columns, None, 1)
-    return replace(groups, counts=None)

@@ -22,18 +22,12 @@ class PerGroupEngine:
         """Gradient of the *sum* of each listed group's losses: [len(groups), P], in at least float32.
 
         Sums, so that micro-batches and processes can be added up. The graph of `losses` [B] is kept for the backward
-        pass of the step; `.grad` is not touched. A group without examples here, and a parameter that the loss does
-        not depend on, give zeros.
+        pass of the step; `.grad` is not touched. A parameter that the loss does not depend on gives zeros.
         """
         rows = []
         for group in groups:
-            members = group_ids == group
-            if bool(members.any()):
-                gradients = torch.autograd.grad(
-                    losses[members].sum(), self.parameters, retain_graph=True, allow_unused=True
-                )
-            else:
-                gradients = (None,) * len(self.parameters)
+            loss_sum = losses[group_ids == group].sum()
+            gradients = torch.autograd.grad(loss_sum, self.parameters, retain_graph=True, allow_unused=True)
             rows.append(self._flat(gradients))
         return torch.stack(rows)
 
