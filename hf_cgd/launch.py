@@ -33,13 +33,14 @@ def parse_command_line(
         ValueError: the file holds a name that is no option.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = HfArgumentParser([options, GroupRobustConfig])  # type: ignore[arg-type]
+    kinds: list[Any] = [options, GroupRobustConfig]
+    parser = HfArgumentParser(kinds)
     chosen = dict(defaults or {})
     if arguments and Path(arguments[0]).suffix in (".yaml", ".yml", ".json"):
         path = Path(arguments.pop(0))
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        known = {f.name for kind in (options, GroupRobustConfig) for f in fields(kind)}
+        known = {f.name for kind in kinds for f in fields(kind)}
         unknown = sorted(set(values) - known)
         if unknown:
             raise ValueError(
