@@ -1,4 +1,4 @@
-"""Small models and data that every test can build in milliseconds; nothing here touches the network."""
+"""Fixtures of all tests; nothing here touches the network."""
 
 import os
 
@@ -12,37 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from datasets import Dataset, disable_progress_bars
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
+from datasets import disable_progress_bars
+from tiny import text_dataset, tiny_distilbert
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
 disable_progress_bars()
-
-
-def tiny_distilbert(num_labels: int = 2, dropout: float = 0.0, seed: int = 0, **config: Any) -> torch.nn.Module:
-    torch.manual_seed(seed)
-    return DistilBertForSequenceClassification(
-        DistilBertConfig(
-            vocab_size=64, dim=32, hidden_dim=64, n_layers=2, n_heads=4, max_position_embeddings=32,
-            dropout=dropout, attention_dropout=dropout, seq_classif_dropout=dropout, num_labels=num_labels, **config,
-        )
-    )  # fmt: skip
-
-
-def text_rows(size: int = 16, length: int = 8, groups: int = 2, seed: int = 0) -> dict[str, list[Any]]:
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        "input_ids": torch.randint(1, 64, (size, length), generator=generator).tolist(),
-        "attention_mask": [[1] * length] * size,
-        "labels": torch.randint(0, 2, (size,), generator=generator).tolist(),
-        "group": [row % groups for row in range(size)],
-    }
-
-
-def text_dataset(size: int = 16, **kwargs: Any) -> Dataset:
-    return Dataset.from_dict(text_rows(size, **kwargs))
 
 
 @pytest.fixture
@@ -73,7 +48,3 @@ def trainer(config: Callable[..., GroupRobustConfig]) -> Callable[..., GroupRobu
         return GroupRobustTrainer(args=config(**(args or {})), **parts)
 
     return build
-
-
-def parameters_of(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()])

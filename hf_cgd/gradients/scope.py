@@ -64,6 +64,7 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
         ValueError: nothing matches, or nothing that matches is trainable; the message lists what there is.
     """
     layers = parse_gradient_layers(gradient_layers)
+    model = _unwrapped(model)
     named = {_plain_name(name): parameter for name, parameter in model.named_parameters()}
     if layers == ALL:
         chosen = set(named)
@@ -113,16 +114,12 @@ def _feeders_beside(model: nn.Module, blocks: _Blocks) -> tuple[str, ...]:
     container, _, list_name = blocks.parent.rpartition(".")
     if not container or not blocks.names[0].isdigit():
         return ()
-    children = [(_plain_name(name), child) for name, child in _submodule(model, container).named_children()]
+    children = list(model.get_submodule(container).named_children())
     place = [name for name, _ in children].index(list_name)
     later = children[place + 1 :]
     if not any(isinstance(child, nn.Embedding) for _, child in later):
         return ()
     return tuple(f"{container}.{name}." for name, _ in later)
-
-
-def _submodule(model: nn.Module, plain_path: str) -> nn.Module:
-    return next(module for path, module in model.named_modules() if _plain_name(path) == plain_path)
 
 
 def _find_blocks(model: nn.Module) -> _Blocks | None:
@@ -136,7 +133,7 @@ def _find_blocks(model: nn.Module) -> _Blocks | None:
 
 def _block_runs(module: nn.Module, path: str, at_least: int) -> Iterator[_Blocks]:
     """Runs of numbered composite children (`layer.0`, `layer.1`; `layer1`, `layer2`), outermost ones only."""
-    children = {_plain_name(name): child for name, child in module.named_children()}
+    children = dict(module.named_children())
     numbered: dict[str, list[str]] = {}
     for name, child in children.items():
         match = re.fullmatch(r"(.*?)(\d+)", name)
@@ -173,8 +170,20 @@ def _leaf_layers(model: nn.Module) -> list[list[str]]:
     return layers
 
 
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The network inside of `torch.compile`, DataParallel and DDP."""
+    while isinstance(inner := getattr(model, "_orig_mod", None) or _parallel_inner(model), nn.Module):
+        model = inner
+    return model
+
+
+def _parallel_inner(model: nn.Module) -> nn.Module | None:
+    return model.module if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) else None
+
+
 def _plain_name(name: str) -> str:
-    return re.sub(r"(^|\.)(_orig_mod|module)(?=\.)", "", name).lstrip(".")
+    """A name without the marks that compiling a part of the network leaves in it."""
+    return name.replace("_orig_mod.", "")
 
 
 def _overview(names: "dict[str, nn.Parameter] | set[str] | list[str]") -> str:
