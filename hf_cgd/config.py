@@ -113,6 +113,11 @@ class GroupRobustConfig(TrainingArguments):
         require_one_of("gradient_engine", self.gradient_engine, GRADIENT_ENGINES)
         require_one_of("forward_mode", self.forward_mode, FORWARD_MODES)
         require_one_of("group_sampling", self.group_sampling, GROUP_SAMPLINGS)
+        if self.group_sampling != "none" and self.train_sampling_strategy != "random":
+            raise ValueError(
+                f"group_sampling={self.group_sampling!r} and train_sampling_strategy={self.train_sampling_strategy!r} "
+                "both decide the order of the training examples. Leave one of them unset."
+            )
         if self.min_group_size < 1:
             raise ValueError(f"min_group_size must be at least 1, got {self.min_group_size}.")
 
@@ -135,7 +140,7 @@ class GroupRobustConfig(TrainingArguments):
 def _as_list(name: str, value: Any) -> list[str] | None:
     if value is None:
         return None
-    names = [value] if isinstance(value, str) else list(value)
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
     if not names or not all(isinstance(column, str) and column for column in names) or len(set(names)) < len(names):
         raise ValueError(f"{name} must be the name of a column or a list of different names, got {value!r}.")
     return names

@@ -54,7 +54,7 @@ class BalancedGroupSampler(GroupSampler):
         turns = -(-self.length // len(groups))
         columns = []
         for rows in members:
-            rounds = -(-turns // len(rows))
+            rounds = max(1, -(-turns // len(rows)))
             columns.append(np.concatenate([generator.permutation(rows) for _ in range(rounds)])[:turns])
         order = np.stack([columns[group] for group in generator.permutation(len(groups))], axis=1).ravel()
         yield from order[: self.length].tolist()

@@ -1,0 +1,130 @@
+"""The config: defaults, spellings, and every message about options that do not fit."""
+
+from pathlib import Path
+
+import pytest
+from transformers import HfArgumentParser
+
+from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupRobustConfig
+from hf_cgd.objectives import OBJECTIVES, build_objective
+
+
+def config(tmp_path: Path, **changes: object) -> GroupRobustConfig:
+    return GroupRobustConfig(str(tmp_path), report_to=[], use_cpu=True, **changes)
+
+
+def test_defaults_are_those_of_the_objectives(tmp_path: Path) -> None:
+    expected = {"erm": ERM(), "erm_uw": ERMUW(), "group_dro": GroupDRO(), "cgd": CGD()}
+    assert {name: config(tmp_path, objective=name).build_objective() for name in OBJECTIVES} == expected
+    assert config(tmp_path).objective == "cgd"
+    assert CGD().step_size == GroupDRO().step_size == 0.01
+
+
+def test_knobs_reach_the_objective(tmp_path: Path) -> None:
+    built = config(tmp_path, step_size=0.2, adjustment=3.0, interaction="mean", exponent=1.0).build_objective()
+    assert built == CGD(step_size=0.2, adjustment=3.0, interaction="mean", exponent=1.0)
+
+
+@pytest.mark.parametrize("column", ["place", ["place"], ["label", "place"]])
+def test_group_column(tmp_path: Path, column: object) -> None:
+    assert config(tmp_path, group_column=column).group_column == ([column] if isinstance(column, str) else column)
+
+
+def test_command_line(tmp_path: Path) -> None:
+    arguments = ["--output_dir", str(tmp_path), "--group_column", "label", "place", "--gradient_layers", "2"]
+    (parsed,) = HfArgumentParser([GroupRobustConfig]).parse_args_into_dataclasses(
+        [*arguments, "--objective", "cgd", "--step_size", "0.3", "--report_to", "none"]
+    )
+    assert parsed.group_column == ["label", "place"]
+    assert parsed.build_objective() == CGD(step_size=0.3)
+
+
+def test_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"output_dir: {tmp_path}\ngroup_column: place\nobjective: group_dro\nadjustment: 2.0\nreport_to: []\n"
+    )
+    (parsed,) = HfArgumentParser([GroupRobustConfig]).parse_yaml_file(str(file))
+    assert parsed.group_column == ["place"] and parsed.build_objective() == GroupDRO(adjustment=2.0)
+
+
+def test_to_dict_round_trip(tmp_path: Path) -> None:
+    first = config(tmp_path, group_column="g", gradient_layers=["2"], step_size=0.5)
+    second = GroupRobustConfig(**{k: v for k, v in first.to_dict().items() if v is not None and k != "report_to"})
+    assert second.build_objective() == first.build_objective() and second.group_column == first.group_column
+
+
+@pytest.mark.parametrize(
+    "metric,greater",
+    [
+        ("worst_group_accuracy", True),
+        ("eval_worst_group_accuracy", True),
+        ("loss", False),
+        ("worst_group_loss", False),
+        ("eval_group_loss/sea", False),
+        ("mse", False),
+        ("worst_group_pearson", True),
+    ],
+)
+def test_direction_of_the_best_metric(tmp_path: Path, metric: str, greater: bool) -> None:
+    assert config(tmp_path, metric_for_best_model=metric).greater_is_better is greater
+    assert (
+        config(tmp_path, metric_for_best_model=metric, greater_is_better=not greater).greater_is_better is not greater
+    )
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        (dict(objective="dro"), r"objective must be one of 'erm', 'erm_uw', 'group_dro', 'cgd', got 'dro'"),
+        (dict(objective="erm", step_size=0.1), r"'erm' has no option 'step_size'; it has none"),
+        (dict(objective="erm_uw", step_size=0.1), r"'erm_uw' has no option 'step_size'; it has adjustment"),
+        (dict(objective="group_dro", exponent=1.0), r"'group_dro' has no option 'exponent'; it has step_size, adj"),
+        (dict(step_size=-1.0), r"step_size must be a finite number >= 0, got -1.0"),
+        (dict(step_size=float("nan")), r"step_size must be a finite number >= 0, got nan"),
+        (dict(adjustment=-2.0), r"adjustment must be a finite number >= 0"),
+        (dict(min_weight=-0.1), r"min_weight must be a finite number >= 0"),
+        (dict(exponent=-0.5), r"exponent must be a finite number >= 0"),
+        (dict(scaling="norm"), r"scaling must be one of 'loss', 'gradient', got 'norm'"),
+        (dict(interaction="max"), r"interaction must be one of 'sum', 'mean'"),
+        (dict(variant="old"), r"variant must be one of 'paper', 'reference'"),
+        (dict(absent_groups="drop"), r"absent_groups must be one of 'frozen', 'zero_loss'"),
+        (dict(scaling="gradient", adjustment=1.0), r"adjustment cannot be set with scaling='gradient'"),
+        (dict(scaling="gradient", exponent=1.0), r"exponent cannot be set with scaling='gradient'"),
+        (dict(variant="reference", interaction="mean"), r"interaction cannot be set with variant='reference'"),
+        (dict(gradient_engine="fast"), r"gradient_engine must be one of 'auto', 'per_group'"),
+        (dict(forward_mode="both"), r"forward_mode must be one of 'joint', 'split'"),
+        (dict(group_sampling="even"), r"group_sampling must be one of 'none', 'balanced', 'weighted'"),
+        (dict(weight_timing="last"), r"weight_timing must be one of 'current', 'next'"),
+        (dict(weight_timing="current", gradient_accumulation_steps=2), r"weight_timing='current' needs all of a step"),
+        (dict(objective="erm_uw", weight_timing="next"), r"weight_timing has no effect on objective='erm_uw'"),
+        (
+            dict(objective="group_dro", gradient_layers=["2"]),
+            r"gradient_layers has no effect on objective='group_dro'",
+        ),
+        (dict(gradient_layers=["("]), r"'\(' is not a regular expression"),
+        (dict(gradient_layers=0), r"gradient_layers must be a number of layers >= 1"),
+        (dict(group_column=[]), r"group_column must be the name of a column"),
+        (dict(group_column=["a", "a"]), r"group_column must be .* different names"),
+        (dict(group_column=3), r"group_column must be the name of a column"),
+        (dict(eval_group_column=""), r"eval_group_column must be the name of a column"),
+        (dict(min_group_size=0), r"min_group_size must be at least 1"),
+        (
+            dict(group_sampling="balanced", train_sampling_strategy="group_by_length"),
+            r"group_sampling='balanced' and train_sampling_strategy='group_by_length' both decide",
+        ),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(tmp_path, **changes)
+
+
+def test_unknown_knob_of_an_objective() -> None:
+    with pytest.raises(ValueError, match=r"objective='cgd' has no option 'speed'"):
+        build_objective("cgd", {"speed": 3})
+
+
+def test_unknown_option_of_the_config(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="stepsize"):
+        config(tmp_path, stepsize=0.1)
