@@ -351,8 +351,17 @@ class GroupRobustTrainer(Trainer):
 
     @property
     def _uses_parent_loss(self) -> bool:
-        """ERM on a model with a loss of its own is left to the parent, to be the plain Trainer bit for bit."""
-        return isinstance(self.objective, ERM) and self._model_returns_loss and self.compute_loss_func is None
+        """ERM on a model with a loss of its own is left to the parent, to be the plain Trainer bit for bit.
+
+        Not with accumulation or several processes: the parent multiplies the loss of classifiers by their number.
+        """
+        one_batch = self.args.gradient_accumulation_steps == 1 and self.accelerator.num_processes == 1
+        return (
+            isinstance(self.objective, ERM)
+            and one_batch
+            and self._model_returns_loss
+            and self.compute_loss_func is None
+        )
 
     def _set_loss_scaling(self) -> None:
         """Tell the parent whether to divide the loss by the number of accumulated micro-batches."""
