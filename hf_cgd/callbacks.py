@@ -46,9 +46,11 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         if self.trainer is None:
             return
         assert isinstance(state.stateful_callbacks, dict)
-        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         resumed = state.global_step > 0
-        self.trainer.begin_run(saved["attributes"].get("saved") if resumed else None, resumed)
+        # The Trainer expects an entry for every callback of this kind when it saves.
+        saved = state.stateful_callbacks.get(type(self).__name__) if resumed else None
+        state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        self.trainer.begin_run(saved["attributes"]["saved"] if saved else None, resumed)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -124,7 +124,7 @@ class GroupRobustTrainer(Trainer):
         if not known and self.all_metrics:
             raise ValueError(
                 f"No metrics start with {metric_key_prefix!r}; there are those of "
-                f"{sorted({name.split('_accuracy')[0] for name in self.all_metrics if name.endswith('_accuracy')})}."
+                f"{sorted(name.removesuffix('_runtime') for name in self.all_metrics if name.endswith('_runtime'))}."
             )
         weights = self.group_weights
         return GroupReport.from_metrics(

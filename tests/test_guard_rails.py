@@ -1,0 +1,55 @@
+"""Weights that swing or saturate give one warning each, healthy ones none."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from hf_cgd import GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning
+from hf_cgd.guard_rails import WINDOW, WeightMonitor, warn_if_one_class
+
+
+def watch(weights: list[list[float]]) -> list[str]:
+    monitor = WeightMonitor(["land", "sea"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step, alpha in enumerate(weights):
+            monitor.observe(torch.tensor(alpha), step)
+    return [str(warning.message) for warning in caught]
+
+
+def test_swinging() -> None:
+    messages = watch([[0.9, 0.1], [0.1, 0.9]] * WINDOW)
+    assert len(messages) == 1
+    assert "swing" in messages[0] and "80% of the mass" in messages[0] and "smaller step_size" in messages[0]
+
+
+def test_saturated() -> None:
+    messages = watch([[0.97, 0.03]] * 3 * WINDOW)
+    assert len(messages) == 1
+    assert "group 'land' has held more than 95%" in messages[0] and "larger batch" in messages[0]
+
+
+def test_healthy() -> None:
+    assert watch([[0.5 + 0.3 * np.sin(step / 20), 0.5 - 0.3 * np.sin(step / 20)] for step in range(500)]) == []
+    assert watch([[0.97, 0.03]] * (WINDOW - 1)) == []
+
+
+def test_a_step_that_is_too_large_is_noticed_in_a_run() -> None:
+    robust_loss = GroupRobustLoss(GroupDRO(step_size=1.0), GroupInfo(["land", "sea"], [5, 5]))
+    with pytest.warns(GroupRobustWarning, match="swing"):
+        for step in range(2 * WINDOW):
+            high, low = (9.0, 0.0) if step % 2 else (0.0, 9.0)
+            robust_loss(torch.tensor([high, low], requires_grad=True), torch.tensor([0, 1]))
+
+
+def test_one_class() -> None:
+    with pytest.warns(GroupRobustWarning, match=r"single class, 1, .* all 3 .*learning_rate \(now 0.1\)") as caught:
+        assert warn_if_one_class(np.array([1, 1, 1]), np.array([0, 1, 1]), None, 0.1)
+    assert "step_size" not in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not warn_if_one_class(np.array([1, 0, 1]), np.array([0, 1, 1]), 1.0, 0.1)
+        assert not warn_if_one_class(np.array([1, 1]), np.array([1, 1]), 1.0, 0.1)
+        assert not warn_if_one_class(np.array([1]), np.array([0]), 1.0, 0.1)

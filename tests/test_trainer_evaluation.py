@@ -1,0 +1,310 @@
+"""Group metrics in evaluate() and predict(), best-model selection, and what user functions see."""
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import text_dataset, tiny_distilbert
+from transformers import EarlyStoppingCallback, EvalPrediction
+
+from hf_cgd import GroupRobustTrainer, GroupRobustWarning
+
+Build = Callable[..., GroupRobustTrainer]
+RUN_TIME = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
+
+
+def stable(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metrics.items() if not name.endswith(RUN_TIME)}
+
+
+def biased(bias: tuple[float, float]) -> torch.nn.Module:
+    model = tiny_distilbert()
+    with torch.no_grad():
+        model.classifier.bias.copy_(torch.tensor(bias))
+    return model
+
+
+def test_metrics_against_predictions_of_the_model_alone(trainer: Build) -> None:
+    data = text_dataset(30, groups=3)
+    run = trainer(train_dataset=text_dataset(30, groups=3), eval_dataset=data)
+    run.train()
+    metrics = run.evaluate()
+    batch = data.with_format("torch")[:]
+    with torch.no_grad():
+        logits = run.model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    losses = torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
+    correct = (logits.argmax(1) == batch["labels"]).float()
+    assert metrics["eval_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
+    assert metrics["eval_accuracy"] == pytest.approx(correct.mean().item())
+    groups = [batch["group"] == group for group in range(3)]
+    for group, rows in enumerate(groups):
+        assert metrics[f"eval_group_accuracy/{group}"] == pytest.approx(correct[rows].mean().item())
+        assert metrics[f"eval_group_loss/{group}"] == pytest.approx(losses[rows].mean().item(), rel=1e-5)
+    assert metrics["eval_worst_group_accuracy"] == pytest.approx(min(correct[rows].mean().item() for rows in groups))
+
+
+@pytest.mark.parametrize("objective", ["erm", "cgd"])
+def test_metrics_do_not_depend_on_the_batch_size(trainer: Build, objective: str) -> None:
+    results = []
+    for size in (1, 4, 7, 64):
+        run = trainer({"objective": objective, "per_device_eval_batch_size": size}, eval_dataset=text_dataset(15))
+        results.append(stable(run.evaluate()))
+    for other in results[1:]:
+        assert other == pytest.approx(results[0], rel=1e-5)
+
+
+def test_evaluation_moves_no_weights(trainer: Build) -> None:
+    run = trainer({"eval_strategy": "steps", "eval_steps": 1, "step_size": 0.5}, eval_dataset=text_dataset(seed=1))
+    before = run.evaluate()
+    assert np.isfinite(before["eval_loss"])
+    run.train()
+    twin = trainer({"step_size": 0.5})
+    twin.train()
+    assert torch.equal(run.group_weights, twin.group_weights)
+    weights, updates = run.group_weights, run.robust_loss.updates
+    run.evaluate()
+    run.predict(text_dataset(seed=2))
+    assert torch.equal(run.group_weights, weights) and run.robust_loss.updates == updates == 3
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.model.parameters())
+
+
+# ---- User functions -----------------------------------------------------------------------------------------------------
+
+
+def test_user_metrics_see_plain_labels_and_win_over_ours(trainer: Build) -> None:
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        assert isinstance(prediction.label_ids, np.ndarray) and prediction.label_ids.ndim == 1
+        logits, labels = prediction
+        return {"accuracy": float((logits.argmax(-1) == labels).mean()) + 10, "worst_group_accuracy": -1.0}
+
+    run = trainer(eval_dataset=text_dataset(), compute_metrics=compute_metrics)
+    metrics = run.evaluate()
+    assert metrics["eval_worst_group_accuracy"] == -1 and metrics["eval_accuracy"] >= 10
+    assert 0 <= metrics["eval_mean_group_accuracy"] <= 1
+
+
+def test_preprocessed_logits(trainer: Build) -> None:
+    def classes(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        assert labels.ndim == 1
+        return logits.argmax(-1)
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        assert prediction.predictions.ndim == prediction.label_ids.ndim == 1
+        return {"mine": float((prediction.predictions == prediction.label_ids).mean())}
+
+    plain = stable(trainer(eval_dataset=text_dataset()).evaluate())
+    run = trainer(eval_dataset=text_dataset(), compute_metrics=compute_metrics, preprocess_logits_for_metrics=classes)
+    metrics = stable(run.evaluate())
+    assert metrics.pop("eval_mine") == metrics["eval_accuracy"]
+    assert metrics == pytest.approx(plain)
+
+
+def test_metrics_batch_by_batch(trainer: Build) -> None:
+    seen: list[int] = []
+
+    def compute_metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
+        assert prediction.label_ids.ndim == 1
+        seen.append(len(prediction.label_ids))
+        return {"rows": float(sum(seen))} if compute_result else {}
+
+    plain = stable(trainer(eval_dataset=text_dataset(15)).evaluate())
+    run = trainer({"batch_eval_metrics": True}, eval_dataset=text_dataset(15), compute_metrics=compute_metrics)
+    metrics = stable(run.evaluate())
+    assert metrics.pop("eval_rows") == 15
+    # The loop keeps no per-example losses in this mode, so its own mean over batches stands.
+    for name in plain.keys() - {"eval_loss"}:
+        assert metrics[name] == pytest.approx(plain[name])
+
+
+def test_metrics_of_batches_that_are_not_joined(trainer: Build) -> None:
+    plain = stable(trainer(eval_dataset=text_dataset(15)).evaluate())
+    run = trainer({"eval_do_concat_batches": False}, eval_dataset=text_dataset(15))
+    assert stable(run.evaluate()) == pytest.approx(plain)
+
+
+def test_predict_returns_plain_labels_and_prefixed_metrics(trainer: Build) -> None:
+    data = text_dataset(15)
+    output = trainer().predict(data)
+    assert output.label_ids.tolist() == data["labels"] and output.predictions.shape == (15, 2)
+    assert output.metrics["test_group_count/0"] == 8
+    unlabelled = trainer().predict(data.remove_columns(["labels", "group"]))
+    assert unlabelled.label_ids is None and not [name for name in unlabelled.metrics if "accuracy" in name]
+
+
+# ---- Sets and columns ---------------------------------------------------------------------------------------------------
+
+
+def test_a_set_without_the_group_column_is_evaluated_as_a_whole(trainer: Build) -> None:
+    metrics = trainer(eval_dataset=text_dataset().remove_columns("group")).evaluate()
+    assert "eval_accuracy" in metrics and "eval_loss" in metrics
+    assert not [name for name in metrics if "group" in name]
+
+
+def test_groups_that_training_never_saw_and_groups_that_are_missing(trainer: Build) -> None:
+    data = text_dataset(16).remove_columns("group").add_column("group", [1, 2] * 8)
+    run = trainer(eval_dataset=data)
+    with pytest.warns(GroupRobustWarning, match=r"No examples of the group\(s\) \['0'\]"):
+        metrics = run.evaluate()
+    assert {name for name in metrics if "group_count/" in name} == {"eval_group_count/1", "eval_group_count/2"}
+    # Only group 1 has a share of the training set.
+    assert metrics["eval_adjusted_accuracy"] == metrics["eval_group_accuracy/1"]
+    assert [row.name for row in run.group_report().rows] == ["0", "1", "2"]
+
+
+def test_evaluation_by_another_column(trainer: Build) -> None:
+    data = text_dataset(16).add_column("region", ["n", "s", "s", "s"] * 4)
+    run = trainer({"eval_group_column": "region"}, train_dataset=data, eval_dataset=data)
+    run.train()
+    metrics = run.evaluate()
+    assert (metrics["eval_group_count/n"], metrics["eval_group_count/s"]) == (4, 12)
+    assert run.groups.names == ("0", "1")
+
+
+def test_overlapping_subgroups(trainer: Build) -> None:
+    data = text_dataset(16).add_column("male", [0, 1] * 8).add_column("young", [True, True, False, True] * 4)
+    run = trainer({"eval_group_column": ["male", "young"]}, train_dataset=data, eval_dataset=data)
+    run.train()
+    metrics = run.evaluate()
+    assert (metrics["eval_group_count/male"], metrics["eval_group_count/young"]) == (8, 12)
+    bad = data.remove_columns("male").add_column("male", [0, 2] * 8)
+    with pytest.raises(ValueError, match=r"one 0/1 column each, but 'male' holds 2"):
+        run.evaluate(bad)
+
+
+def test_a_bad_group_value_at_evaluation(trainer: Build) -> None:
+    data = text_dataset().remove_columns("group").add_column("group", [0, None] * 8)
+    with pytest.raises(ValueError, match="'group', row 1: expected an integer"):
+        trainer(eval_dataset=data).evaluate()
+
+
+def test_evaluation_only_without_a_training_set(trainer: Build) -> None:
+    run = trainer(train_dataset=None, eval_dataset=text_dataset())
+    metrics = run.evaluate()
+    assert metrics["eval_group_count/0"] == 8 and "eval_adjusted_accuracy" not in metrics
+
+
+# ---- Selection ----------------------------------------------------------------------------------------------------------
+
+
+def bests(**changes: Any) -> dict[str, Any]:
+    return dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end=True,
+                max_steps=4, **changes)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["worst_group_accuracy", "eval_worst_group_accuracy", "worst_group_loss"])
+def test_best_checkpoint_by_a_group_metric(trainer: Build, name: str) -> None:
+    run = trainer(bests(metric_for_best_model=name), eval_dataset=text_dataset(seed=1))
+    run.train()
+    key = name if name.startswith("eval_") else f"eval_{name}"
+    history = [entry[key] for entry in run.state.log_history if key in entry]
+    assert len(history) == 4
+    assert run.state.best_metric == (min(history) if "loss" in name else max(history))
+    assert run.state.best_model_checkpoint.endswith(f"checkpoint-{run.state.best_global_step}")
+    assert run.evaluate()[key] == pytest.approx(run.state.best_metric)
+
+
+def test_best_checkpoint_with_several_sets(trainer: Build) -> None:
+    sets = {"a": text_dataset(seed=1), "b": text_dataset(seed=2)}
+    run = trainer(bests(metric_for_best_model="eval_b_worst_group_accuracy"), eval_dataset=sets)
+    run.train()
+    metrics = run.evaluate()
+    assert metrics["eval_b_worst_group_accuracy"] == pytest.approx(run.state.best_metric)
+    assert {name.split("_")[1] for name in metrics if name.endswith("worst_group_accuracy")} == {"a", "b"}
+    assert run.group_report("eval_a").overall["accuracy"] == metrics["eval_a_accuracy"]
+    with pytest.raises(ValueError, match=r"No metrics start with 'eval_c'; there are those of \['eval_a', 'eval_b'\]"):
+        run.group_report("eval_c")
+
+
+def test_a_wrong_metric_name_lists_the_right_ones(trainer: Build) -> None:
+    run = trainer(bests(metric_for_best_model="worst_accuracy"), eval_dataset=text_dataset())
+    with pytest.raises(KeyError, match="eval_worst_group_accuracy"):
+        run.train()
+
+
+def test_early_stopping_on_the_worst_group(trainer: Build) -> None:
+    run = trainer(
+        {**bests(metric_for_best_model="worst_group_accuracy"), "learning_rate": 0.0, "max_steps": 10},
+        eval_dataset=text_dataset(),
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
+    )
+    run.train()
+    assert run.state.global_step == 3
+
+
+# ---- What people see ----------------------------------------------------------------------------------------------------
+
+
+def test_intervals_are_in_metrics_and_file_but_not_in_the_log(trainer: Build) -> None:
+    run = trainer({"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=text_dataset())
+    run.train()
+    metrics = run.evaluate()
+    low, high = metrics["eval_group_accuracy_low/0"], metrics["eval_group_accuracy_high/0"]
+    assert low <= metrics["eval_group_accuracy/0"] <= high
+    assert not [name for entry in run.state.log_history for name in entry if "_low/" in name or "_high/" in name]
+    assert "epoch" in metrics
+    written = json.loads((Path(run.args.output_dir) / "metrics.json").read_text())
+    assert written["eval_group_accuracy_low/0"] == low
+
+
+def test_weights_and_losses_of_groups_are_logged(trainer: Build) -> None:
+    run = trainer({"step_size": 0.5})
+    run.train()
+    steps = [entry for entry in run.state.log_history if "loss" in entry]
+    assert all(abs(entry["group_weight/0"] + entry["group_weight/1"] - 1) < 1e-6 for entry in steps)
+    assert all({"group_loss/0", "group_loss/1"} & set(entry) for entry in steps)
+
+
+def test_many_groups_are_logged_as_extremes(trainer: Build) -> None:
+    data = text_dataset(80, groups=40)
+    run = trainer(train_dataset=data, eval_dataset=data)
+    run.train()
+    entry = next(entry for entry in run.state.log_history if "loss" in entry)
+    assert entry["group_weight_max"] >= entry["group_weight_min"] > 0
+    assert not [name for name in entry if name.startswith("group_weight/")]
+    assert len(run.group_report().rows) == 40
+
+
+def test_report_of_the_final_model(trainer: Build) -> None:
+    run = trainer({"step_size": 0.5}, eval_dataset=text_dataset(seed=1))
+    run.evaluate()
+    run.train()
+    report = run.group_report()
+    fresh = run.evaluate()
+    assert report.overall["accuracy"] == fresh["eval_accuracy"]
+    assert [row.weight for row in report.rows] == run.group_weights.tolist()
+    assert [row.train_count for row in report.rows] == [8, 8]
+    assert "(worst)" in str(report)
+
+
+def test_a_collapsed_model_is_named_once(trainer: Build) -> None:
+    run = trainer({"learning_rate": 0.25}, model=biased((10.0, -10.0)), eval_dataset=text_dataset())
+    with pytest.warns(
+        GroupRobustWarning, match=r"single class, 0, was predicted for all 16.*step_size \(now 0.01\).*0.25"
+    ):
+        metrics = run.evaluate()
+    labels = np.array(text_dataset()["labels"])
+    assert metrics["eval_accuracy"] == pytest.approx((labels == 0).mean())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GroupRobustWarning)
+        run.evaluate()
+
+
+def test_a_worst_group_of_zero_comes_with_the_warning(trainer: Build) -> None:
+    data = text_dataset().remove_columns(["labels", "group"])
+    data = data.add_column("labels", [0, 1] * 8).add_column("group", [0, 1] * 8)
+    run = trainer(model=biased((10.0, -10.0)), train_dataset=data, eval_dataset=data)
+    with pytest.warns(GroupRobustWarning, match="single class"):
+        assert run.evaluate()["eval_worst_group_accuracy"] == 0.0
+
+
+def test_the_start_of_a_run_is_logged(trainer: Build, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="hf_cgd"):
+        trainer({"step_size": 0.125, "learning_rate": 0.25}).train()
+    text = caplog.text
+    assert "step_size=0.125" in text and "learning rate 0.25" in text
+    assert "2 groups: 0 (8), 1 (8)" in text and "classifier.bias" in text
