@@ -12,6 +12,27 @@ GROUP_IDS = "group_ids"
 """Batch key of the group ids where the column's own name cannot be used."""
 
 
+class RenamingCollator:
+    """Wraps a collator: renames batch keys, for networks whose argument is not named like the column.
+
+    Args:
+        collator: makes a batch (a mapping of tensors) of a list of examples.
+        renamed: {old: new}.
+    """
+
+    def __init__(self, collator: Callable[[list[Any]], Any], renamed: Mapping[str, str]) -> None:
+        self.collator = collator
+        self.renamed = dict(renamed)
+
+    def __call__(self, features: list[Any]) -> Any:
+        """The batch of the wrapped collator, with new names."""
+        batch = self.collator(features)
+        for old, new in self.renamed.items():
+            if old in batch:
+                batch[new] = batch.pop(old)
+        return batch
+
+
 class GroupCollator:
     """Wraps a collator: takes the group columns out of the examples and puts group ids into the batch.
 
@@ -22,9 +43,8 @@ class GroupCollator:
         collator: makes a batch (a mapping of tensors) of a list of examples (mappings).
         groups: what the columns' values stand for.
         batch_key: key of the ids in the batch: int64 [B].
-        model_columns: columns that the model or the loss needs, and that are therefore left alone.
-        optional: whether examples without the group columns are let through, with `UNKNOWN_GROUP`; an error otherwise.
-        renamed: batch keys to rename, {old: new}.
+        group_columns: all columns that must not reach the model: those of `groups` and any other group columns.
+        optional: whether examples without the columns of `groups` are let through, with `UNKNOWN_GROUP`.
     """
 
     def __init__(
@@ -33,26 +53,21 @@ class GroupCollator:
         groups: GroupInfo,
         *,
         batch_key: str,
-        model_columns: Sequence[str] = (),
+        group_columns: Sequence[str],
         optional: bool = False,
-        renamed: Mapping[str, str] | None = None,
     ) -> None:
         self.collator = collator
         self.groups = groups
         self.batch_key = batch_key
-        self.own_columns = [name for name in groups.columns if name not in model_columns]
+        self.group_columns = list(group_columns)
         self.optional = optional
-        self.renamed = dict(renamed or {})
 
     def __call__(self, features: list[Any]) -> Any:
         """A batch with the group ids under `batch_key`."""
         ids = self._ids(features)
         batch = self.collator([self._numbered(feature, row) for feature, row in zip(features, ids, strict=True)])
-        for name in self.own_columns:
+        for name in self.group_columns:
             batch.pop(name, None)
-        for old, new in self.renamed.items():
-            if old in batch:
-                batch[new] = batch.pop(old)
         batch[self.batch_key] = torch.as_tensor(ids)
         return batch
 
@@ -69,7 +84,7 @@ class GroupCollator:
             ) from error
 
     def _numbered(self, feature: Any, group_id: Any) -> Any:
-        own = [name for name in self.own_columns if name in feature]
+        own = [name for name in self.group_columns if name in feature]
         return {**feature, **dict.fromkeys(own, int(group_id))} if own else feature
 
 
@@ -83,4 +98,4 @@ class SubgroupCollator(GroupCollator):
         return np.asarray([[int(feature.get(name, 0)) for name in self.groups.columns] for feature in features])
 
     def _numbered(self, feature: Any, group_id: Any) -> Any:
-        return {name: value for name, value in feature.items() if name not in self.own_columns}
+        return {name: value for name, value in feature.items() if name not in self.group_columns}

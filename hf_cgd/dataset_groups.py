@@ -1,7 +1,9 @@
 """From a dataset to its groups, with every check that can be made before the first step."""
 
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,32 +22,36 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")
 
 
+def training_columns(dataset: Any, columns: Sequence[str], label_names: Sequence[str]) -> dict[str, Column]:
+    """The group columns, and the labels' if there is one, of a map-style training set, read in one go.
+
+    Raises:
+        ValueError: an empty dataset, or a missing group column.
+    """
+    if len(dataset) == 0:
+        raise ValueError("The training dataset is empty: expected at least one example for each group.")
+    require_columns(dataset, columns, "training", "group_column")
+    names = column_names(dataset) or []
+    label = next((name for name in (*label_names, *LABEL_COLUMNS) if name in names), None)
+    return read_columns(dataset, dict.fromkeys([*columns, *([label] if label else [])]))
+
+
 def training_groups(
-    dataset: Any, columns: Sequence[str], given: GroupInfo | None, min_group_size: int
-) -> tuple[GroupInfo, np.ndarray | None]:
-    """Groups of a training set and the group id of each example, [N]; None for a stream.
+    read: Mapping[str, Column], columns: Sequence[str], given: GroupInfo | None, min_group_size: int
+) -> tuple[GroupInfo, np.ndarray]:
+    """Groups of a training set and the group id of each example, [N].
 
     Args:
-        dataset: map-style, or a stream, for which the groups must be `given`.
+        read: columns of the dataset.
         columns: the group column, or several to cross.
         given: groups that the user has counted; None to count here.
         min_group_size: smallest group that is accepted.
 
     Raises:
-        ValueError: an empty dataset, a missing column, values that cannot name a group, or too small a group.
+        ValueError: values that cannot name a group, a group that is not among the given ones, or too small a group.
     """
-    if is_stream(dataset):
-        if given is None:
-            raise ValueError(
-                f"The groups of a stream ({type(dataset).__name__}) cannot be counted before training: pass "
-                "groups=GroupInfo(names, counts) with the training examples of each group, or a map-style dataset."
-            )
-        return replace(given, columns=tuple(columns)), None
-    if len(dataset) == 0:
-        raise ValueError("The training dataset is empty: expected at least one example for each group.")
-    require_columns(dataset, columns, "training", "group_column")
-    read = read_columns(dataset, columns)
-    groups = GroupInfo.from_columns(read)
+    of_groups = {name: read[name] for name in columns}
+    groups = GroupInfo.from_columns(of_groups)
     if given is not None:
         groups = replace(given, columns=tuple(columns), class_names={**groups.class_names, **given.class_names})
     small = [f"{n} ({c})" for n, c in zip(groups.names, groups.counts or (), strict=False) if c < min_group_size]
@@ -61,7 +67,21 @@ def training_groups(
             GroupRobustWarning,
             stacklevel=2,
         )
-    return groups, groups.encode_columns(read)
+    return groups, groups.encode_columns(of_groups)
+
+
+def stream_groups(dataset: Any, columns: Sequence[str], given: GroupInfo | None) -> GroupInfo:
+    """Groups of a stream: those that were given, since it cannot be counted before training.
+
+    Raises:
+        ValueError: none were given.
+    """
+    if given is None:
+        raise ValueError(
+            f"The groups of a stream ({type(dataset).__name__}) cannot be counted before training: pass "
+            "groups=GroupInfo(names, counts) with the training examples of each group, or a map-style dataset."
+        )
+    return replace(given, columns=tuple(columns))
 
 
 class EvaluationGroups:
@@ -78,6 +98,7 @@ class EvaluationGroups:
         self.columns = tuple(eval_columns or columns)
         self.overlapping = eval_columns is not None and len(eval_columns) > 1
         self._known: GroupInfo | None = None
+        self._met: dict[int, tuple[weakref.ref[Any], GroupInfo | None]] = {}
         if self.overlapping:
             self._known = GroupInfo(self.columns, None, self.columns)
         elif training is not None and training.columns == self.columns:
@@ -91,9 +112,21 @@ class EvaluationGroups:
     def meet(self, dataset: Any) -> GroupInfo | None:
         """Take in the groups of an evaluation set; what its collator has to encode by, None if it knows no groups.
 
+        A dataset is read the first time it is met.
+
         Raises:
             ValueError: values that cannot name a group, or subgroup columns that hold more than zeros and ones.
         """
+        seen = self._met.get(id(dataset))
+        if seen is not None and seen[0]() is dataset:
+            return seen[1]
+        groups = self._read(dataset)
+        # A list of rows cannot be referred to weakly, and is cheap to read again.
+        with suppress(TypeError):
+            self._met[id(dataset)] = (weakref.ref(dataset), groups)
+        return groups
+
+    def _read(self, dataset: Any) -> GroupInfo | None:
         names = column_names(dataset) or []
         if self.overlapping:
             _require_zeros_and_ones(dataset, [name for name in self.columns if name in names])
@@ -147,21 +180,20 @@ def require_columns(dataset: Any, columns: Sequence[str], kind: str, option: str
         )
 
 
-def require_valid_labels(dataset: Any, num_classes: int) -> None:
-    """Raise a ValueError that names the row of the first label of a map-style dataset outside [0, num_classes)."""
-    names = column_names(dataset) or []
-    column = next((name for name in LABEL_COLUMNS if name in names), None)
-    if column is None or is_stream(dataset) or len(dataset) == 0:
-        return
-    values = read_columns(dataset, [column])[column].values
+def require_valid_labels(name: str, column: Column, num_classes: int) -> None:
+    """Raise a ValueError that names the row of the first label that is no class in [0, num_classes).
+
+    Labels that are not single integers are left alone: they belong to another kind of problem.
+    """
+    values = column.values
+    if None in values:
+        raise ValueError(f"Column {name!r}, row {values.index(None)}: expected a class, got None. Drop such rows.")
     if not all(isinstance(value, (int, np.integer)) or getattr(value, "ndim", None) == 0 for value in values):
-        if any(value is None for value in values):
-            raise ValueError(f"Column {column!r}, row {values.index(None)}: expected a class, got None.")
         return
     labels = np.asarray([int(value) for value in values])
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(wrong):
         raise ValueError(
-            f"Column {column!r}, row {wrong[0]}: expected a class in 0..{num_classes - 1}, got {labels[wrong[0]]} "
+            f"Column {name!r}, row {wrong[0]}: expected a class in 0..{num_classes - 1}, got {labels[wrong[0]]} "
             f"({len(wrong)} such rows). Build the model with num_labels={labels.max() + 1}, or correct the labels."
         )

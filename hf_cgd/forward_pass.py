@@ -61,8 +61,10 @@ def split_forward(model: nn.Module, inputs: Mapping[str, Any], group_ids: Tensor
     return {"logits": torch.cat(logits)[torch.cat(order).argsort()]}
 
 
-def logits_of(outputs: Any) -> Tensor:
+def logits_of(outputs: Any, after_loss: bool = False) -> Tensor:
     """The class scores or values in what a model returns: a tensor, a mapping with "logits", or a tuple.
+
+    `after_loss` says that the first entry of a tuple is the model's own loss.
 
     Raises:
         ValueError: a mapping without "logits".
@@ -73,4 +75,4 @@ def logits_of(outputs: Any) -> Tensor:
         if "logits" not in outputs:
             raise ValueError(f"Expected the model to return 'logits', got {list(outputs)}.")
         return outputs["logits"]
-    return outputs[0]
+    return outputs[1 if after_loss else 0]

@@ -15,13 +15,16 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_cgd.callbacks import GroupStateCallback
-from hf_cgd.collator import GROUP_IDS, GroupCollator, SubgroupCollator
-from hf_cgd.columns import column_names
+from hf_cgd.collator import GROUP_IDS, GroupCollator, RenamingCollator, SubgroupCollator
+from hf_cgd.columns import Column, column_names
 from hf_cgd.config import GroupRobustConfig
 from hf_cgd.dataset_groups import (
     LABEL_COLUMNS,
     EvaluationGroups,
+    is_stream,
     require_valid_labels,
+    stream_groups,
+    training_columns,
     training_groups,
 )
 from hf_cgd.evaluation import EvaluationMetrics, ExampleResults, unpack_labels
@@ -218,7 +221,8 @@ class GroupRobustTrainer(Trainer):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             if in_training and self.robust_loss is not None and group_ids is not None:
                 with torch.no_grad():
-                    self.robust_loss.record(self._example_losses(outputs, labels), group_ids)
+                    logits = logits_of(outputs, after_loss=True)
+                    self.robust_loss.record(self._example_losses(logits, labels), group_ids)
             return (loss, outputs) if return_outputs else loss
 
         inputs.pop(label_name)
@@ -236,8 +240,11 @@ class GroupRobustTrainer(Trainer):
             loss = self.robust_loss(losses, group_ids)
         else:
             loss = losses.mean()
+        # The parent looks for the scores in a mapping, or behind the loss in a tuple.
         if isinstance(outputs, Tensor):
             outputs = {"logits": outputs}
+        elif isinstance(outputs, (tuple, list)):
+            outputs = (loss, *outputs)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -417,28 +424,34 @@ class GroupRobustTrainer(Trainer):
     def _read_training_groups(self) -> None:
         self._grouped_dataset = self.train_dataset
         self._train_group_ids: np.ndarray | None = None
-        if self._group_columns and self.train_dataset is not None:
+        sampling = self._option("group_sampling")
+        if sampling != "none" and not (self._group_columns and self.train_dataset is not None):
+            raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")
+        streams = self.train_dataset is not None and is_stream(self.train_dataset)
+        if sampling != "none" and streams:
+            raise ValueError(
+                f"group_sampling={sampling!r} needs access by index, which an IterableDataset "
+                f"({type(self.train_dataset).__name__}) does not have. Use a map-style dataset, or "
+                "group_sampling='none' with a stream that is already mixed."
+            )
+        if self._group_columns and streams:
+            self.groups = stream_groups(self.train_dataset, self._group_columns, self._given_groups)
+        elif self._group_columns and self.train_dataset is not None:
+            read = training_columns(self.train_dataset, self._group_columns, self.label_names)
             smallest = 1 if isinstance(self.objective, ERM) else self._option("min_group_size")
             self.groups, self._train_group_ids = training_groups(
-                self.train_dataset, self._group_columns, self._given_groups, smallest
+                read, self._group_columns, self._given_groups, smallest
             )
-            if self._option("group_sampling") != "none" and self._train_group_ids is None:
-                raise ValueError(
-                    f"group_sampling={self._option('group_sampling')!r} needs access by index, which an "
-                    f"IterableDataset ({type(self.train_dataset).__name__}) does not have. Use a map-style dataset, "
-                    "or group_sampling='none' with a stream that is already mixed."
-                )
-            self._check_labels()
-        elif self._option("group_sampling") != "none":
-            raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")
+            self._check_labels(read)
         self.eval_groups = EvaluationGroups(self._group_columns, self._option("eval_group_column"), self.groups)
 
-    def _check_labels(self) -> None:
+    def _check_labels(self, read: Mapping[str, Column]) -> None:
         config = getattr(self.model, "config", None)
         num_classes = getattr(config, "num_labels", None) or getattr(self.model, "num_classes", None)
-        problem_type = getattr(config, "problem_type", None)
-        if num_classes is not None and num_classes > 1 and problem_type in (None, CLASSIFICATION):
-            require_valid_labels(self.train_dataset, num_classes)
+        is_classification = getattr(config, "problem_type", None) in (None, CLASSIFICATION)
+        label = next((name for name in read if name in (*self.label_names, *LABEL_COLUMNS)), None)
+        if label is not None and num_classes is not None and num_classes > 1 and is_classification:
+            require_valid_labels(label, read[label], num_classes)
 
     @property
     def _network(self) -> nn.Module:
@@ -469,10 +482,13 @@ class GroupRobustTrainer(Trainer):
     # ---- Batches ----------------------------------------------------------------------------------------------------
 
     @property
+    def _model_columns(self) -> tuple[str, ...]:
+        return (*LABEL_COLUMNS, *self.label_names, *forward_parameters(self._network))
+
+    @property
     def group_key(self) -> str:
         """Batch key of the group ids: the column's own name where there is one and the model has no use for it."""
-        taken = (*LABEL_COLUMNS, *forward_parameters(self._network))
-        if len(self._group_columns) == 1 and self._group_columns[0] not in taken:
+        if len(self._group_columns) == 1 and self._group_columns[0] not in self._model_columns:
             return self._group_columns[0]
         return GROUP_IDS
 
@@ -480,15 +496,17 @@ class GroupRobustTrainer(Trainer):
     def _collating(self, groups: GroupInfo | None, is_training: bool = False) -> Iterator[None]:
         """Within, loaders are built with a collator that adds the ids of `groups`, if there are any."""
         user_collator = self.data_collator
+        if self._renamed:
+            self.data_collator = RenamingCollator(self.data_collator, self._renamed)
         if groups is not None:
-            collator = SubgroupCollator if self.eval_groups.overlapping and not is_training else GroupCollator
-            self.data_collator = collator(
-                user_collator,
+            kind = SubgroupCollator if self.eval_groups.overlapping and not is_training else GroupCollator
+            columns = dict.fromkeys([*self._group_columns, *self.eval_groups.columns])
+            self.data_collator = kind(
+                self.data_collator,
                 groups,
                 batch_key=self.group_key,
-                model_columns=(*LABEL_COLUMNS, *forward_parameters(self._network)),
+                group_columns=[name for name in columns if name not in self._model_columns],
                 optional=not is_training,
-                renamed=self._renamed,
             )
         try:
             yield

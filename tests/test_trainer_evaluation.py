@@ -165,6 +165,35 @@ def test_evaluation_by_another_column(trainer: Build) -> None:
     assert run.groups.names == ("0", "1")
 
 
+def test_string_columns_of_training_and_evaluation_stay_out_of_a_padding_collator(trainer: Build) -> None:
+    def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return {name: torch.tensor([feature[name] for feature in features]) for name in features[0]}
+
+    data = text_dataset(16).add_column("region", ["n", "s", "s", "s"] * 4)
+    data = data.remove_columns("group").add_column("group", ["a", "b"] * 8)
+    run = trainer({"eval_group_column": "region"}, train_dataset=data, eval_dataset=data, data_collator=collate)
+    run.train()
+    assert run.evaluate()["eval_group_count/n"] == 4
+
+
+def test_an_evaluation_set_is_read_once(trainer: Build) -> None:
+    class Counting(torch.utils.data.Dataset):
+        reads = 0
+
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            Counting.reads += 1
+            return text_dataset()[index]
+
+    run = trainer(eval_dataset=Counting())
+    run.evaluate()
+    first, Counting.reads = Counting.reads, 0
+    run.evaluate()
+    assert (first - Counting.reads, Counting.reads) == (17, 16)
+
+
 def test_overlapping_subgroups(trainer: Build) -> None:
     data = text_dataset(16).add_column("male", [0, 1] * 8).add_column("young", [True, True, False, True] * 4)
     run = trainer({"eval_group_column": ["male", "young"]}, train_dataset=data, eval_dataset=data)

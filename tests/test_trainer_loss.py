@@ -263,6 +263,27 @@ def test_a_raw_timm_network(trainer: Build, objective: str) -> None:
     assert run.predict(images().remove_columns(["labels", "group"]).select([0])).predictions.shape == (1, 2)
 
 
+def test_a_raw_network_without_groups(trainer: Build) -> None:
+    network = timm.create_model("test_resnet", pretrained=False, num_classes=2)
+    run = trainer(
+        {"objective": "erm", "group_column": None}, model=network, train_dataset=images(), eval_dataset=images()
+    )
+    run.train()
+    assert run.evaluate()["eval_loss"] > 0
+
+
+def test_models_that_return_tuples(trainer: Build) -> None:
+    runs = []
+    for return_dict in (True, False):
+        for objective in ("erm", "cgd"):
+            run = trainer(
+                {"objective": objective}, model=tiny_distilbert(return_dict=return_dict), eval_dataset=text_dataset()
+            )
+            run.train()
+            runs.append([run.evaluate()["eval_loss"], logged(run), logged(run, "group_loss/0")])
+    assert runs[0] == runs[2] and runs[1] == runs[3]
+
+
 def test_any_module_that_returns_logits(trainer: Build) -> None:
     class Bag(nn.Module):
         def __init__(self) -> None:
