@@ -72,9 +72,11 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         self._write(args, state, metrics)
 
     def _write(self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> None:
-        if self.trainer is None or not state.is_world_process_zero:
+        if self.trainer is None:
             return
         self.trainer.all_metrics.update(metrics)
+        if not state.is_world_process_zero:
+            return
         assert args.output_dir is not None
         os.makedirs(args.output_dir, exist_ok=True)
         finite = {name: value if math.isfinite(value) else None for name, value in self.trainer.all_metrics.items()}

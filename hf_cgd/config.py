@@ -15,7 +15,7 @@ from hf_cgd.robust_loss import WEIGHT_TIMINGS
 from hf_cgd.sampling import GROUP_SAMPLINGS
 
 FORWARD_MODES = ("joint", "split")
-GRADIENT_ENGINES = ("auto", "per_group")
+GRADIENT_ENGINES = ("auto", "single_pass", "per_group")
 
 
 def _option(help_text: str, default: Any = None, **metadata: Any) -> Any:
@@ -31,12 +31,12 @@ class GroupRobustConfig(TrainingArguments):
     """
 
     objective: str = _option(f"What is minimised: one of {', '.join(OBJECTIVES)}.", "cgd", choices=list(OBJECTIVES))
-    group_column: list[str] | None = _option(
+    group_column: list[str] | str | None = _option(
         "Column that holds the group of an example: integers >= 0, strings, bools or a ClassLabel. Several columns "
         "are crossed: `--group_column label place` gives one group for each combination that occurs.",
         nargs="+",
     )
-    eval_group_column: list[str] | None = _option(
+    eval_group_column: list[str] | str | None = _option(
         "Column to group evaluations by; None for `group_column`. Several columns of 0/1 values stand for subgroups "
         "that may overlap, one for each column.",
         nargs="+",
@@ -59,14 +59,15 @@ class GroupRobustConfig(TrainingArguments):
         choices=[*ABSENT_GROUPS],
     )
     min_weight: float | None = _option("Floor of a group weight, in [0, 1/K). Default 1e-5 / K.")
-    gradient_layers: list[str] | None = _option(
+    gradient_layers: list[str] | str | int | None = _option(
         "Layers whose gradients CGD compares: a number of last layers (default 3, the head counts as one), 'all', or "
         "regular expressions over parameter names.",
         nargs="+",
     )
     gradient_engine: str = _option(
-        "How group gradients are taken: 'per_group' is one backward pass for each group; 'auto' chooses the fastest "
-        "engine that is exact for the model.",
+        "How group gradients are taken: 'single_pass' gets those of all groups from one pass over the activations, "
+        "'per_group' is one backward pass for each group; 'auto' takes the former where a check on the first batch "
+        "finds it exact.",
         "auto",
         choices=[*GRADIENT_ENGINES],
     )

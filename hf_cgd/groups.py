@@ -35,6 +35,7 @@ class GroupInfo:
     counts: tuple[int, ...] | None = None
     columns: tuple[str, ...] = ("group",)
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    _seen: dict[Any, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(str(name) for name in self.names))
@@ -112,13 +113,22 @@ class GroupInfo:
         index = {name: i for i, name in enumerate(self.names)}
         ids = []
         for row, values in enumerate(rows):
-            name = self.name_of(values, row)
-            if name not in index:
-                raise ValueError(
-                    f"Row {row} belongs to group {name!r}, which is not one of the known groups {list(self.names)}. "
-                    "Add the group to the training data (or to `groups=`), or leave the row out."
-                )
-            ids.append(index[name])
+            # The type is a part of the key since True and 1 are equal, yet other groups.
+            plain = all(isinstance(value, (str, int, np.generic)) for value in values)
+            key = tuple((type(value), value) for value in values) if plain else None
+            place = self._seen.get(key)
+            if place is None:
+                name = self.name_of(values, row)
+                place = index.get(name)
+                if place is None:
+                    raise ValueError(
+                        f"Row {row} belongs to group {name!r}, which is not one of the known groups "
+                        f"{list(self.names)}. Add the group to the training data (or to `groups=`), or leave the row "
+                        "out."
+                    )
+                if plain:
+                    self._seen[key] = place
+            ids.append(place)
         return np.asarray(ids, dtype=np.int64)
 
     def encode_columns(self, columns: Mapping[str, Column]) -> np.ndarray:

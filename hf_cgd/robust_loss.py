@@ -2,18 +2,20 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hf_cgd.functional import group_counts_of
-from hf_cgd.gradients import PerGroupEngine, gram_matrix
+from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, gram_matrix
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning, WeightMonitor
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
 
 WEIGHT_TIMINGS = ("current", "next")
+GradientEngine = PerGroupEngine | AutoEngine
 
 
 class GroupRobustLoss:
@@ -33,6 +35,7 @@ class GroupRobustLoss:
         parameters: the gradient scope; needed by objectives with `needs_gradients`, ignored by others.
         weight_timing: "current": the statistics of a step set the weights of that very step. "next": those of the
             following one, which is what accumulation over several micro-batches needs.
+        engine: takes the group gradients; None for `PerGroupEngine(parameters)`.
         reduce: sums a tensor over all processes; None for a single process.
         num_processes: by which DDP divides the gradient; the scalar is multiplied by it.
 
@@ -47,6 +50,7 @@ class GroupRobustLoss:
         parameters: Sequence[nn.Parameter] = (),
         *,
         weight_timing: str = "current",
+        engine: GradientEngine | None = None,
         reduce: Callable[[Tensor], Tensor] | None = None,
         num_processes: int = 1,
     ) -> None:
@@ -68,7 +72,9 @@ class GroupRobustLoss:
         self.weight_timing = weight_timing
         self.num_processes = num_processes
         self._reduce = reduce or (lambda tensor: tensor)
-        self._engine = PerGroupEngine(parameters) if objective.needs_gradients else None
+        self._engine: GradientEngine | None = None
+        if objective.needs_gradients:
+            self._engine = engine or PerGroupEngine(parameters)
         self.reset()
 
     def reset(self) -> None:
@@ -116,15 +122,20 @@ class GroupRobustLoss:
         """
         if self._remaining == 0:
             self.open_window([group_ids])
-        if self.weight_timing == "next":
-            loss = self._scalar(losses, group_ids)
-            self._gather(losses, group_ids)
-        else:
-            self._gather(losses, group_ids)
-            loss = self._scalar(losses, group_ids)
-        if self._remaining == 0:
+        gradients = self._gather(losses, group_ids)
+        last = self._remaining == 0
+        if last and self.weight_timing == "current":
+            self._move_weights()
+        loss = self._scalar(losses, group_ids, gradients)
+        if last and self.weight_timing == "next":
+            self._move_weights()
+        if last:
             self._close_window()
         return loss
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Goes around the forward pass of a training step; the faster gradient engines need it."""
+        return nullcontext() if self._engine is None else self._engine.recording()
 
     def record(self, losses: Tensor, group_ids: Tensor) -> None:
         """Count losses [B] in the group losses that `drain_group_losses` tells, and do nothing else."""
@@ -189,32 +200,37 @@ class GroupRobustLoss:
         self._pooled_losses = torch.zeros(len(self.groups), dtype=torch.float64)
         self._pooled_gradients: dict[int, Tensor] = {}
 
-    def _scalar(self, losses: Tensor, group_ids: Tensor) -> Tensor:
+    def _scalar(self, losses: Tensor, group_ids: Tensor, gradients: GroupGradients | None) -> Tensor:
         assert self._counts is not None
         counts = self._counts.to(losses.device)
         alpha = None if self.alpha is None else self.alpha.to(losses.device)
         output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha))
-        return output.loss * (self._micro_batches * self.num_processes)
+        # Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP).
+        loss = output.loss * (self._micro_batches * self.num_processes)
+        if gradients is None:
+            return loss
+        (coefficients,) = torch.autograd.grad(loss, losses, retain_graph=True)
+        return gradients.scalar(loss, coefficients)
 
-    def _gather(self, losses: Tensor, group_ids: Tensor) -> None:
-        """Pool this micro-batch's statistics; after the last one of the step, move the weights."""
+    def _gather(self, losses: Tensor, group_ids: Tensor) -> GroupGradients | None:
+        """Pool this micro-batch's statistics; its group gradients, where the objective needs any."""
         sums = self._sums(losses, group_ids)
         self._logged_sums += sums
         self._pooled_losses += sums[0]
         self._remaining -= 1
-        if self.alpha is None:
-            return
-        if self._engine is not None:
-            present_here = sums[1].nonzero().flatten().tolist()
-            rows = self._engine.gradient_sums(losses, group_ids, present_here)
-            for group, row in zip(present_here, rows, strict=True):
-                pooled = self._pooled_gradients.get(group)
-                self._pooled_gradients[group] = row if pooled is None else pooled + row
-        if self._remaining == 0:
-            self._move_weights()
+        if self._engine is None:
+            return None
+        present_here = sums[1].nonzero().flatten().tolist()
+        gradients = self._engine.group_gradients(losses, group_ids, present_here)
+        for group, row in zip(present_here, gradients.rows, strict=True):
+            pooled = self._pooled_gradients.get(group)
+            self._pooled_gradients[group] = row if pooled is None else pooled + row
+        return gradients
 
     def _move_weights(self) -> None:
-        assert self._counts is not None and self.alpha is not None
+        if self.alpha is None:
+            return
+        assert self._counts is not None
         counts = self._counts
         losses = self._reduce(self._pooled_losses) / counts.clamp_min(1)
         gram = self._pooled_gram(counts) if self._engine is not None else None

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -29,7 +29,7 @@ from hf_cgd.dataset_groups import (
 )
 from hf_cgd.evaluation import EvaluationMetrics, ExampleResults, unpack_labels
 from hf_cgd.forward_pass import forward_parameters, logits_of, renamed_input, split_forward
-from hf_cgd.gradients import gradient_scope
+from hf_cgd.gradients import AutoEngine, gradient_scope
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import warn_if_one_class
 from hf_cgd.losses import CLASSIFICATION, REGRESSION, example_losses, infer_problem_type, predictions_of
@@ -234,7 +234,9 @@ class GroupRobustTrainer(Trainer):
         if in_training and self._option("forward_mode") == "split" and group_ids is not None:
             outputs = split_forward(model, inputs, group_ids)
         else:
-            outputs = model(**inputs)
+            recording = self.robust_loss.recording() if in_training and self.robust_loss is not None else nullcontext()
+            with recording:
+                outputs = model(**inputs)
         losses = self._example_losses(outputs, labels, num_items_in_batch)
         if in_training and self.robust_loss is not None and group_ids is not None:
             loss = self.robust_loss(losses, group_ids)
@@ -388,16 +390,26 @@ class GroupRobustTrainer(Trainer):
         accumulates = self.args.gradient_accumulation_steps > 1
         device = self.args.device
         num_processes = self.accelerator.num_processes
+        parameters = list(self._gradient_scope().values()) if self.objective.needs_gradients else []
+        engine = self._option("gradient_engine")
+        # The fast engine needs one forward pass of the whole batch, and one coefficient for each group.
+        regular = self._option("forward_mode") == "joint" and type(self.objective).loss is Objective.loss
+        fast = self.objective.needs_gradients and engine != "per_group" and regular
         return GroupRobustLoss(
             self.objective,
             self.groups,
-            list(self._gradient_scope().values()) if self.objective.needs_gradients else (),
+            parameters,
+            engine=AutoEngine(self._network, parameters, self._all_agree, engine == "single_pass") if fast else None,
             weight_timing=self._option("weight_timing") or ("next" if accumulates else "current"),
             reduce=None
             if num_processes == 1
             else (lambda tensor: self.accelerator.reduce(tensor.to(device), reduction="sum").to(tensor.device)),
             num_processes=num_processes,
         )
+
+    def _all_agree(self, yes: bool) -> bool:
+        votes = torch.tensor([float(yes)], device=self.args.device)
+        return bool(self.accelerator.reduce(votes, reduction="sum").item() == self.accelerator.num_processes)
 
     def _gradient_scope(self) -> dict[str, nn.Parameter]:
         layers = self._option("gradient_layers")

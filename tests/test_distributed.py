@@ -55,3 +55,9 @@ def test_padding_rows_are_not_counted(results: tuple[list[dict[str, Any]], dict[
             metrics = rank[objective]["metrics"]
             assert sum(value for name, value in metrics.items() if "group_count/" in name) == 7
             assert metrics == pytest.approx(one["metrics"], rel=1e-4)
+
+
+def test_reports_are_the_same_on_all_processes(results: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
+    for objective in results[1]:
+        first, second = (rank[objective]["reports"] for rank in results[0])
+        assert first == second and all("(worst)" in report for report in first)

@@ -12,6 +12,8 @@ LAYERS = [
     ["columns", "functional", "guard_rails", "losses"],
     ["groups", "forward_pass", "sampling", "objectives.base", "gradients.scope", "gradients.per_group",
      "metrics.intervals"],
+    ["gradients.single_pass"],
+    ["gradients.auto"],
     ["collator", "dataset_groups", "gradients", "objectives.adaptive", "metrics.group_metrics", "metrics.report"],
     ["objectives.erm", "objectives.group_dro", "objectives.cgd", "metrics", "metrics.evaluate_module"],
     ["objectives"],

@@ -41,7 +41,7 @@ def test_gradient_sums_equal_those_of_each_group_alone(build: type[nn.Module], n
     group_ids = torch.arange(14) % num_groups
     cross_entropy = nn.CrossEntropyLoss(reduction="none")
     losses = cross_entropy(model(x), y)
-    rows = PerGroupEngine(list(model.parameters())).gradient_sums(losses, group_ids, range(num_groups))
+    rows = PerGroupEngine(list(model.parameters())).group_gradients(losses, group_ids, range(num_groups)).rows
     assert all(parameter.grad is None for parameter in model.parameters())
     for group, row in enumerate(rows):
         alone = cross_entropy(model(x[group_ids == group]), y[group_ids == group]).sum()
@@ -63,7 +63,7 @@ def test_batchnorm_in_training_mode_and_in_place_activations() -> None:
     inplace = [module.inplace for module in model.modules() if isinstance(module, nn.ReLU)]
     losses = nn.CrossEntropyLoss(reduction="none")(model(torch.randn(6, 3, 32, 32)), torch.tensor([0, 1] * 3))
     parameters = list(model.layer4.parameters()) + list(model.fc.parameters())
-    rows = PerGroupEngine(parameters).gradient_sums(losses, torch.tensor([0, 0, 1, 1, 1, 2]), [0, 1, 2])
+    rows = PerGroupEngine(parameters).group_gradients(losses, torch.tensor([0, 0, 1, 1, 1, 2]), [0, 1, 2]).rows
     losses.sum().backward()
     whole = torch.cat([p.grad.flatten() for p in parameters])
     assert torch.allclose(rows.sum(0), whole, atol=1e-4 * whole.abs().max().item())
@@ -74,7 +74,7 @@ def test_half_precision_gradients_are_flattened_in_float32() -> None:
     layer = nn.Linear(4, 2, dtype=torch.bfloat16)
     losses = layer(torch.ones(3, 4, dtype=torch.bfloat16)).float().sum(1)
     assert (
-        PerGroupEngine(list(layer.parameters())).gradient_sums(losses, torch.zeros(3).long(), [0]).dtype
+        PerGroupEngine(list(layer.parameters())).group_gradients(losses, torch.zeros(3).long(), [0]).rows.dtype
         == torch.float32
     )
 
@@ -83,4 +83,4 @@ def test_half_precision_gradients_are_flattened_in_float32() -> None:
 def test_gram_of_tiny_and_huge_gradients(scale: float) -> None:
     rows = torch.tensor([[3.0, 4.0], [-4.0, 3.0], [0.0, 0.0], [6.0, 8.0]])
     expected = (rows.double() @ rows.double().T) * float(torch.tensor(scale)) ** 2
-    assert torch.allclose(gram_matrix(rows * scale), expected, rtol=1e-6, atol=0)
+    assert torch.allclose(gram_matrix(rows * scale), expected, rtol=1e-6, atol=1e-7 * expected.max().item())

@@ -152,6 +152,12 @@ def test_frozen_parameters_are_left_out() -> None:
     assert list(gradient_scope(model, 1)) == ["classifier.weight", "classifier.bias"]
 
 
+def test_tied_weights_stand_once_whichever_name_is_chosen() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    assert list(gradient_scope(model, [r"^1\."])) == ["0.weight", "1.bias"]
+
+
 def test_prefixes_of_wrappers_are_no_part_of_the_names() -> None:
     model = tiny_distilbert()
     compiled = torch.compile(model, backend="eager")

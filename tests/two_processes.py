@@ -29,6 +29,8 @@ def run(objective: str, output_dir: str) -> dict:
     metrics = trainer.evaluate()
     others = trainer.accelerator.gather(parameters_of(trainer.model)[None])
     weights = trainer.group_weights
+    trainer.predict(text_dataset(7, groups=3))
+    reports = [str(trainer.group_report(prefix)) for prefix in ("eval", "test")]
     return {
         "world": trainer.accelerator.num_processes,
         "wrapped": type(trainer.model_wrapped).__name__,
@@ -41,6 +43,7 @@ def run(objective: str, output_dir: str) -> dict:
             for entry in trainer.state.log_history
             if "loss" in entry
         ],
+        "reports": reports,
         "metrics": {k: v for k, v in metrics.items() if "accuracy" in k or "loss" in k or "count" in k},
     }
 

@@ -58,14 +58,14 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
             anywhere in the parameter names (`torch.compile`'s and DDP's prefixes left out).
 
     Returns:
-        {name: parameter}, never empty. A parameter that is shared under two names stands once.
+        {name: parameter}, never empty. A parameter with two names (tied weights) stands once, under the first.
 
     Raises:
         ValueError: nothing matches, or nothing that matches is trainable; the message lists what there is.
     """
     layers = parse_gradient_layers(gradient_layers)
     model = _unwrapped(model)
-    named = {_plain_name(name): parameter for name, parameter in model.named_parameters()}
+    named = {_plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
     if layers == ALL:
         chosen = set(named)
     elif isinstance(layers, int):
@@ -77,7 +77,9 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
             f"gradient_layers={gradient_layers!r} matches no parameter of {type(model).__name__}. "
             f"Its parameters are in: {_overview(named)}."
         )
-    scope = {name: parameter for name, parameter in named.items() if name in chosen and parameter.requires_grad}
+    wanted = {id(named[name]) for name in chosen if named[name].requires_grad}
+    once = {_plain_name(name): p for name, p in model.named_parameters()}
+    scope = {name: parameter for name, parameter in once.items() if id(parameter) in wanted}
     if not scope:
         trainable = {name: p for name, p in named.items() if p.requires_grad}
         raise ValueError(

@@ -1,0 +1,437 @@
+"""The single-pass engine against the per-group one: equal where it is used, given up where it is not exact."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import transformers as tf
+from test_scope import BERT_LIKE, DEBERTA, SPECIAL
+from tiny import parameters_of, text_dataset, tiny_distilbert
+from torch import Tensor, nn
+
+from hf_cgd import GroupRobustTrainer, gradient_scope
+from hf_cgd.gradients import AutoEngine, NotSinglePassError, PerGroupEngine, SinglePassEngine
+
+Build = Callable[..., GroupRobustTrainer]
+BATCH = 6
+
+
+class Logits(nn.Module):
+    """A text model as a function of ids alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        key = "pixel_values" if inputs.is_floating_point() else "input_ids"
+        return self.model(**{key: inputs}).logits
+
+
+class FrozenNorms(Logits):
+    def train(self, mode: bool = True) -> "FrozenNorms":
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.eval()
+        return self
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(99, 8)
+        self.lstm = nn.LSTM(8, 6, batch_first=True)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embed(ids))[0][:, -1])
+
+
+class Perceptron(nn.Sequential):
+    """Shared and tied layers, an in-place activation, and a parameter that takes no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.first, self.shared, self.again = (nn.Linear(8, 8) for _ in range(4))
+        self.again.weight = self.shared.weight
+        self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.head(self.relu(self.again(self.shared(self.relu(self.shared(self.first(x)))))))
+
+
+def ids() -> Tensor:
+    return torch.randint(3, 99, (BATCH, 9))
+
+
+def images(side: int = 32) -> Tensor:
+    return torch.randn(BATCH, 3, side, side)
+
+
+def resnet() -> tf.PreTrainedModel:
+    return tf.ResNetForImageClassification(
+        tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[1] * 4, layer_type="basic")
+    )
+
+
+# Model, input, and whether the single pass is exact with a scope of three layers.
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], bool]] = {
+    "BERT": (lambda: Logits(tf.BertForSequenceClassification(tf.BertConfig(**BERT_LIKE))), ids, True),
+    "RoBERTa": (lambda: Logits(tf.RobertaForSequenceClassification(tf.RobertaConfig(**BERT_LIKE))), ids, True),
+    "DistilBERT": (lambda: Logits(tiny_distilbert(dropout=0.1)), lambda: ids() % 64, True),
+    "DeBERTa-v2": (
+        lambda: Logits(tf.DebertaV2ForSequenceClassification(tf.DebertaV2Config(**{**DEBERTA, "conv_kernel_size": 0}))),
+        ids,
+        False,
+    ),
+    "ModernBERT": (
+        lambda: Logits(tf.ModernBertForSequenceClassification(tf.ModernBertConfig(**BERT_LIKE, **SPECIAL))),
+        ids,
+        True,
+    ),
+    "GPT-2": (
+        lambda: Logits(
+            tf.GPT2ForSequenceClassification(
+                tf.GPT2Config(n_embd=32, n_layer=4, n_head=4, vocab_size=99, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+            )
+        ),
+        ids,
+        True,
+    ),
+    "ViT": (
+        lambda: Logits(
+            tf.ViTForImageClassification(
+                tf.ViTConfig(hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64,
+                             image_size=32, patch_size=8)
+            )
+        ),
+        images,
+        True,
+    ),
+    "Swin": (
+        lambda: Logits(
+            tf.SwinForImageClassification(
+                tf.SwinConfig(image_size=32, patch_size=2, embed_dim=8, depths=[1] * 4, num_heads=[1, 1, 2, 2], window_size=2)
+            )
+        ),
+        images,
+        False,
+    ),
+    "ConvNeXt": (
+        lambda: Logits(
+            tf.ConvNextForImageClassification(tf.ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1] * 4, image_size=32))
+        ),
+        images,
+        True,
+    ),
+    "ResNet": (lambda: Logits(resnet()), lambda: images(64), False),
+    "ResNet, frozen norms": (lambda: FrozenNorms(resnet()), lambda: images(64), True),
+    "timm vit": (lambda: timm.create_model("test_vit", num_classes=2, img_size=32), images, True),
+    "timm convnext": (lambda: timm.create_model("test_convnext", num_classes=2), lambda: images(64), True),
+    "timm efficientnet": (lambda: timm.create_model("test_efficientnet", num_classes=2), lambda: images(64), False),
+    "timm resnet": (lambda: timm.create_model("test_resnet", num_classes=2), lambda: images(64), False),
+    "LSTM": (Recurrent, ids, True),
+    "MLP": (Perceptron, lambda: torch.randn(BATCH, 8), True),
+    "Linear": (lambda: nn.Linear(8, 2), lambda: torch.randn(BATCH, 8), True),
+}  # fmt: skip
+
+GROUPS = {1: [3] * BATCH, 2: [0, 4, 4, 0, 4, 4], 3: [2, 1, 2, 0, 2, 1], 6: [5, 3, 1, 0, 2, 4]}
+
+
+def losses_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    return F.cross_entropy(model(inputs), torch.tensor([0, 1, 1, 0, 1, 0]), reduction="none")
+
+
+def build(name: str, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    make, make_inputs, _ = MODELS[name]
+    model, inputs = make().to(dtype).train(), make_inputs()
+    return model, inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
+def flat(gradients: Any, parameters: list[nn.Parameter]) -> Tensor:
+    parts = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
+    return torch.cat([part.flatten() for part in parts])
+
+
+def close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    return bool((one - other).abs().max() <= tolerance * max(one.abs().max().item(), 1e-12))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("num_groups", GROUPS)
+@pytest.mark.parametrize("name", [name for name, (_, _, exact) in MODELS.items() if exact])
+def test_group_gradients_and_the_whole_step_are_exact(name: str, num_groups: int, dtype: torch.dtype) -> None:
+    model, inputs = build(name, dtype)
+    scope = list(gradient_scope(model, "all" if name == "MLP" else 3).values())
+    group_ids = torch.tensor(GROUPS[num_groups])
+    groups = group_ids.unique().tolist()
+    engine = SinglePassEngine(model, scope)
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    everything = [p for p in model.parameters() if p.requires_grad]
+    expected_rows = PerGroupEngine(scope).group_gradients(losses, group_ids, groups).rows
+    coefficients = torch.linspace(0.1, 0.9, 6, dtype=dtype)[group_ids]
+    weighted = (coefficients * losses).sum()
+    expected = flat(torch.autograd.grad(weighted, everything, retain_graph=True, allow_unused=True), everything)
+
+    gradients = engine.group_gradients(losses, group_ids, groups)
+    assert close(expected_rows, gradients.rows, dtype)
+    scalar = gradients.scalar(weighted, coefficients)
+    assert scalar.item() == weighted.item()
+    assert all(parameter.grad is None for parameter in everything)
+    (3 * scalar).backward()
+    assert close(expected, flat([p.grad for p in everything], everything) / 3, dtype)
+
+
+@pytest.mark.parametrize("scope", [1, 2, "all"])
+@pytest.mark.parametrize("name", ["RoBERTa", "ViT", "ConvNeXt", "LSTM"])
+def test_any_number_of_layers(name: str, scope: Any) -> None:
+    model, inputs = build(name)
+    engine = AutoEngine(model, list(gradient_scope(model, scope).values()))
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
+    assert engine.chosen is not None and engine.chosen.name == "single_pass", engine.reason
+
+
+@pytest.mark.parametrize("name", ["RoBERTa", "MLP"])
+def test_a_scope_with_trainable_gaps_is_computed_per_group(name: str) -> None:
+    """Weights behind the cut that are not in the scope would get no gradient from the surrogate."""
+    model, inputs = build(name)
+    engine = AutoEngine(model, list(gradient_scope(model, [r"bias$"]).values()))
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
+    assert engine.chosen is not None and engine.chosen.name == "per_group"
+    assert "its gradients differ from per_group's" in engine.reason
+
+
+def test_frozen_weights_in_the_scope_are_no_gap() -> None:
+    model, inputs = build("RoBERTa")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    engine = AutoEngine(model, list(gradient_scope(model, 3).values()))
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
+    assert engine.chosen is not None and engine.chosen.name == "single_pass", engine.reason
+
+
+@pytest.mark.parametrize("name", [name for name, (_, _, exact) in MODELS.items() if not exact])
+def test_where_it_is_not_exact_the_per_group_engine_is_taken(name: str) -> None:
+    model, inputs = build(name)
+    scope = list(gradient_scope(model, 3).values())
+    engine = AutoEngine(model, scope)
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    group_ids = torch.tensor(GROUPS[3])
+    rows = engine.group_gradients(losses, group_ids, [0, 1, 2]).rows
+    assert engine.chosen is not None and engine.chosen.name == "per_group" and engine.reason
+    assert torch.equal(rows, PerGroupEngine(scope).group_gradients(losses, group_ids, [0, 1, 2]).rows)
+
+
+# ---- Planted ways of being wrong ----------------------------------------------------------------------------------------
+
+
+class RoundTheCut(nn.Module):
+    """The body reaches the loss beside the scope's first input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        return self.head(hidden.tanh()) + hidden[:, :2]
+
+
+class Interacting(nn.Module):
+    """Each example's output depends on the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.middle, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.middle(self.body(x))
+        return self.head(hidden - hidden.mean(dim=0))
+
+
+class Unpadded(nn.Module):
+    """All tokens in one long row without a batch dimension, as flash attention likes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Embedding(99, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).flatten(0, 1)).view(*x.shape, 2).mean(dim=1)
+
+
+class TimeFirst(nn.Module):
+    """As many positions as examples, positions first: the shapes alone do not tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = torch.stack([self.body(x) * place for place in range(1, BATCH + 1)])
+        return self.head(steps).sum(dim=0)
+
+
+class RandomRerun(nn.Module):
+    """A module with a weight of its own and dropout inside gives something else each time it is run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.block, self.head = nn.Linear(8, 8), self.Block(), nn.Linear(8, 2)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.dropout = nn.Parameter(torch.ones(8)), nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dropout(x) * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(self.body(x)))
+
+
+@pytest.mark.parametrize(
+    "kind,scope,reason",
+    [
+        (RoundTheCut, [r"^head"], "its gradients differ"),
+        (Interacting, [r"^middle", r"^head"], "its gradients differ"),
+        (Unpadded, [r"^head"], "has no entry for each example"),
+        (TimeFirst, [r"^head"], "its gradients differ"),
+        (RandomRerun, [r"^block", r"^head"], "its gradients differ"),
+    ],
+)
+def test_planted_errors_are_found(kind: type[nn.Module], scope: list[str], reason: str) -> None:
+    torch.manual_seed(0)
+    model = kind().train()
+    engine = AutoEngine(model, list(gradient_scope(model, scope).values()))
+    with engine.recording():
+        losses = losses_of(model, ids() if kind is Unpadded else torch.randn(BATCH, 8))
+    group_ids = torch.tensor(GROUPS[3])
+    gradients = engine.group_gradients(losses, group_ids, [0, 1, 2])
+    assert engine.chosen is not None and engine.chosen.name == "per_group" and reason in engine.reason
+    expected = torch.autograd.grad(losses.mean(), list(model.parameters()), retain_graph=True)
+    gradients.scalar(losses.mean(), torch.full((BATCH,), 1 / BATCH)).backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(parameter.grad, gradient)
+
+
+def test_a_later_step_of_another_form_is_computed_per_group() -> None:
+    """The check passed on a batch of the usual form; one without a batch dimension comes later."""
+
+    class Sometimes(RoundTheCut):
+        flat = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.body(x)
+            return self.head(hidden.repeat(2, 1))[:BATCH] if self.flat else self.head(hidden)
+
+    model = Sometimes()
+    scope = list(model.head.parameters())
+    engine = AutoEngine(model, scope)
+    group_ids = torch.tensor(GROUPS[3])
+    for model.flat in (False, False, True):
+        x = torch.randn(BATCH, 8)
+        with engine.recording():
+            losses = losses_of(model, x)
+        rows = engine.group_gradients(losses, group_ids, [0, 1, 2]).rows
+        again = PerGroupEngine(scope).group_gradients(losses_of(model, x), group_ids, [0, 1, 2]).rows
+        assert torch.allclose(rows, again, atol=1e-6)
+    assert engine.chosen is not None and engine.chosen.name == "single_pass"
+
+
+def test_a_cut_that_is_changed_in_place_is_noticed() -> None:
+    body, head = nn.Linear(8, 8), nn.Linear(8, 2, bias=False)
+    head.weight.requires_grad_(True)
+    engine = SinglePassEngine(nn.ModuleList([body, head]), list(head.parameters()))
+    with engine.recording():
+        hidden = body(torch.randn(BATCH, 8))
+        scores = head(hidden)
+    with torch.no_grad():
+        hidden.add_(0.0)
+    with pytest.raises(NotSinglePassError, match="changed in place"):
+        engine.group_gradients(
+            F.cross_entropy(scores, torch.zeros(BATCH).long(), reduction="none"), torch.zeros(BATCH).long(), [0]
+        )
+
+
+def test_strict_names_the_reason() -> None:
+    model, inputs = build("timm resnet")
+    engine = AutoEngine(model, list(gradient_scope(model, 3).values()), strict=True)
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    with pytest.raises(ValueError, match=r"'single_pass' cannot be used on ByobNet|ResNet.*BatchNorm.*mixes.*'auto'"):
+        engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
+
+
+# ---- In the Trainer -----------------------------------------------------------------------------------------------------
+
+
+def own_hooks(model: nn.Module) -> list[Any]:
+    """Hooks that this package has put on the model."""
+    hooks = [
+        hook
+        for module in model.modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    ]
+    return [hook for hook in hooks if getattr(hook, "__module__", "").startswith("hf_cgd")]
+
+
+@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 2}, {"weight_timing": "next"},
+                                     {"activation_checkpointing": True}, {"max_grad_norm": 1.0}])  # fmt: skip
+def test_a_run_is_that_of_the_per_group_engine(trainer: Build, changes: dict[str, Any]) -> None:
+    runs = []
+    for engine in ("per_group", "auto", "single_pass"):
+        run = trainer(
+            {"gradient_engine": engine, "step_size": 0.5, "max_steps": 4, "optim": "adamw_torch", "learning_rate": 1e-3,
+             **changes},
+            model=tiny_distilbert(dropout=0.1), train_dataset=text_dataset(40, groups=3),
+        )  # fmt: skip
+        run.train()
+        runs.append((parameters_of(run.model), run.group_weights))
+        assert not own_hooks(run.model)
+    for parameters, weights in runs[1:]:
+        assert torch.allclose(parameters, runs[0][0], atol=2e-6)
+        assert torch.allclose(weights, runs[0][1], atol=1e-6)
+
+
+def test_the_choice_is_logged_in_one_line_and_made_again_after_a_resume(trainer: Build, caplog: Any) -> None:
+    changes = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    with caplog.at_level(logging.INFO, logger="hf_cgd"):
+        run = trainer(changes)
+        run.train()
+        trainer(changes).train(resume_from_checkpoint=f"{run.args.output_dir}/checkpoint-2")
+    lines = [record.getMessage() for record in caplog.records if "Gradient engine" in record.getMessage()]
+    assert len(lines) == 2 and all("single_pass" in line and "differ from per_group's by" in line for line in lines)
+
+
+def test_evaluation_runs_no_hook(trainer: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(eval_dataset=text_dataset())
+    run.train()
+    monkeypatch.setattr(SinglePassEngine, "_note", lambda *args, **kwargs: pytest.fail("a hook ran"))
+    run.evaluate()
+    run.predict(text_dataset())
+
+
+def test_bfloat16(trainer: Build) -> None:
+    weights = []
+    for engine in ("per_group", "single_pass"):
+        run = trainer({"bf16": True, "gradient_engine": engine, "step_size": 0.5, "max_steps": 1})
+        run.train()
+        weights.append(run.group_weights)
+    assert torch.allclose(weights[0], weights[1], atol=1e-2)
