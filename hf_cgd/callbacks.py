@@ -5,12 +5,16 @@ import math
 import os
 from typing import Any, Protocol
 
+from safetensors.torch import save_file
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_cgd.robust_loss import GroupRobustLoss
 
 METRICS_FILE = "metrics.json"
+TENSORS_FILE = "group_gradients.safetensors"
+"""In a checkpoint, where running averages of group gradients are kept."""
 
 
 class GroupRun(Protocol):
@@ -51,6 +55,15 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         saved = state.stateful_callbacks.get(type(self).__name__) if resumed else None
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.trainer.begin_run(saved["attributes"]["saved"] if saved else None, resumed)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Put the large part of the group state, where there is any, beside the checkpoint that was just written."""
+        loss = self.trainer.robust_loss if self.trainer is not None else None
+        tensors = {} if loss is None else loss.state_tensors()
+        if tensors and state.is_world_process_zero:
+            assert args.output_dir is not None
+            folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+            save_file(tensors, os.path.join(folder, TENSORS_FILE))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

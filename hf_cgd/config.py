@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from hf_cgd.gradients import ENGINES
 from hf_cgd.gradients.scope import parse_gradient_layers
 from hf_cgd.metrics import lower_is_better
 from hf_cgd.objectives import KNOBS, OBJECTIVES, Objective, build_objective
@@ -15,7 +16,6 @@ from hf_cgd.robust_loss import WEIGHT_TIMINGS
 from hf_cgd.sampling import GROUP_SAMPLINGS
 
 FORWARD_MODES = ("joint", "split")
-GRADIENT_ENGINES = ("auto", "single_pass", "per_group")
 
 
 def _option(help_text: str, default: Any = None, **metadata: Any) -> Any:
@@ -54,6 +54,9 @@ class GroupRobustConfig(TrainingArguments):
     variant: str | None = _option(
         "CGD: 'paper' (default) or 'reference', the authors' released code.", choices=[*VARIANTS]
     )
+    interaction_momentum: float | None = _option(
+        "CGD: how much is kept of running averages of the groups' gradients and losses, in [0, 1). Default 0."
+    )
     absent_groups: str | None = _option(
         "Groups without examples in a step: 'frozen' keeps their weight (default), 'zero_loss' is the older way.",
         choices=[*ABSENT_GROUPS],
@@ -66,10 +69,10 @@ class GroupRobustConfig(TrainingArguments):
     )
     gradient_engine: str = _option(
         "How group gradients are taken: 'single_pass' gets those of all groups from one pass over the activations, "
-        "'per_group' is one backward pass for each group; 'auto' takes the former where a check on the first batch "
-        "finds it exact.",
+        "'per_group' by one backward pass for each group; 'auto' takes the former where a check on the first batch "
+        "finds it exact. 'sketch' compares random sketches of the gradients: cheaper still, for many groups.",
         "auto",
-        choices=[*GRADIENT_ENGINES],
+        choices=[*ENGINES],
     )
     weight_timing: str | None = _option(
         "'current': a step's statistics set the weights of that step (default without gradient accumulation). 'next': "
@@ -111,7 +114,7 @@ class GroupRobustConfig(TrainingArguments):
                     f"gradient_accumulation_steps={self.gradient_accumulation_steps} rules out. Leave weight_timing "
                     "unset (it is 'next' with accumulation), or do not accumulate."
                 )
-        require_one_of("gradient_engine", self.gradient_engine, GRADIENT_ENGINES)
+        require_one_of("gradient_engine", self.gradient_engine, ENGINES)
         require_one_of("forward_mode", self.forward_mode, FORWARD_MODES)
         require_one_of("group_sampling", self.group_sampling, GROUP_SAMPLINGS)
         if self.group_sampling != "none" and self.train_sampling_strategy != "random":

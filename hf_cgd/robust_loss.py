@@ -86,6 +86,8 @@ class GroupRobustLoss:
         """Weight updates so far."""
         self.skipped_updates = 0
         """Weight updates left out because a loss or gradient was not finite."""
+        self._average_rows: dict[int, Tensor] = {}
+        self._average_losses = torch.zeros(len(self.groups), dtype=torch.float64)
         self._monitor = WeightMonitor(self.groups.names)
         self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
         self._close_window()
@@ -133,7 +135,7 @@ class GroupRobustLoss:
             self._close_window()
         return loss
 
-    def recording(self) -> AbstractContextManager[None]:
+    def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass of a training step; the faster gradient engines need it."""
         return nullcontext() if self._engine is None else self._engine.recording()
 
@@ -168,10 +170,16 @@ class GroupRobustLoss:
             "alpha": None if self.alpha is None else self.alpha.tolist(),
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
+            "average_losses": self._average_losses.tolist(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`; groups are matched by name, in any order.
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The large part of the state, by name: running averages of the groups' gradients; {} without momentum."""
+        names = self.groups.names
+        return {f"average_gradient.{names[group]}": row.cpu() for group, row in self._average_rows.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Inverse of `state_dict` (and of `state_tensors`); groups are matched by name, in any order.
 
         Raises:
             ValueError: other groups or another objective than those of the saved run.
@@ -191,6 +199,12 @@ class GroupRobustLoss:
         if self.alpha is not None:
             order = [names.index(name) for name in self.groups.names]
             self.alpha = torch.tensor(state["alpha"], dtype=torch.float64)[order]
+            self._average_losses = torch.tensor(state["average_losses"], dtype=torch.float64)[order]
+        for place, name in enumerate(self.groups.names):
+            if f"average_gradient.{name}" in (tensors or {}):
+                assert tensors is not None and self._engine is not None
+                device = self._engine.parameters[0].device
+                self._average_rows[place] = tensors[f"average_gradient.{name}"].to(device)
         self.updates = state["updates"]
         self.skipped_updates = state["skipped_updates"]
 
@@ -232,30 +246,48 @@ class GroupRobustLoss:
             return
         assert self._counts is not None
         counts = self._counts
+        present = counts.nonzero().flatten()
         losses = self._reduce(self._pooled_losses) / counts.clamp_min(1)
-        gram = self._pooled_gram(counts) if self._engine is not None else None
-        finite = losses.isfinite() if gram is None else losses.isfinite() & gram.isfinite().all(dim=1)
+        finite = losses.isfinite()
+        rows: Tensor | None = None
+        if self._engine is not None:
+            rows = self._pooled_rows(present)
+            finite[present] &= rows.isfinite().all(dim=1).cpu()
         if not bool(finite.all()):
             self._skip(finite)
             return
+        gram: Tensor | None = None
+        if rows is not None:
+            rows = rows / counts[present, None].to(rows)
+            losses, rows = self._averaged(losses, rows, present)
+            gram = torch.zeros(len(counts), len(counts), dtype=torch.float64)
+            gram[present[:, None], present[None, :]] = gram_matrix(rows)
         statistics = GroupStatistics(losses, counts, self.groups.counts_tensor(), gram, self.groups.names)
         self.alpha = self.objective.next_weights(self.alpha, statistics)
         self.updates += 1
         self._monitor.observe(self.alpha, self.updates)
 
-    def _pooled_gram(self, counts: Tensor) -> Tensor:
-        """Inner products [K, K] of the gradients of the group means; rows and columns of absent groups are 0."""
-        assert self._engine is not None
-        present = counts.nonzero().flatten()
-        size = sum(parameter.numel() for parameter in self._engine.parameters)
-        device = self._engine.parameters[0].device
-        zero = torch.zeros(size, device=device)
+    def _pooled_rows(self, present: Tensor) -> Tensor:
+        """Gradient sums of the present groups over all micro-batches and processes, [G, P]."""
+        zero = torch.zeros_like(next(iter(self._pooled_gradients.values())))
         rows = torch.stack([self._pooled_gradients.get(group, zero) for group in present.tolist()])
         self._pooled_gradients = {}
-        means = gram_matrix(self._reduce(rows)) / (counts[present, None] * counts[None, present])
-        gram = torch.zeros(len(counts), len(counts), dtype=torch.float64)
-        gram[present[:, None], present[None, :]] = means
-        return gram
+        return self._reduce(rows)
+
+    def _averaged(self, losses: Tensor, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses [K] and gradients [G, P] after `interaction_momentum`; as they are without."""
+        kept = getattr(self.objective, "interaction_momentum", 0.0)
+        if kept == 0:
+            return losses, rows
+        losses = losses.clone()
+        for place, group in enumerate(present.tolist()):
+            old = self._average_rows.get(group)
+            if old is not None:
+                rows[place] = kept * old + (1 - kept) * rows[place]
+                losses[group] = kept * self._average_losses[group] + (1 - kept) * losses[group]
+            self._average_rows[group] = rows[place].clone()
+            self._average_losses[group] = losses[group]
+        return losses, rows
 
     def _skip(self, finite: Tensor) -> None:
         self.skipped_updates += 1

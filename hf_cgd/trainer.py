@@ -1,6 +1,7 @@
 """`GroupRobustTrainer`: a `transformers.Trainer` that knows groups."""
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
@@ -8,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
 from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
 
-from hf_cgd.callbacks import GroupStateCallback
+from hf_cgd.callbacks import TENSORS_FILE, GroupStateCallback
 from hf_cgd.collator import GROUP_IDS, GroupCollator, RenamingCollator, SubgroupCollator
 from hf_cgd.columns import Column, column_names
 from hf_cgd.config import GroupRobustConfig
@@ -83,6 +85,7 @@ class GroupRobustTrainer(Trainer):
         """Forms the loss and owns the group weights; None without a group column."""
         self._warned_one_class = False
         self._metrics_step: int | None = None
+        self._resumed_from: str | None = None
 
         self.objective: Objective = self._build_objective()
         self._refuse_unsupported()
@@ -153,6 +156,9 @@ class GroupRobustTrainer(Trainer):
         if self.train_dataset is not self._grouped_dataset:
             self._read_training_groups()
         self.robust_loss = self._build_robust_loss()
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
+        self._resumed_from = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def begin_run(self, saved: dict[str, Any] | None, resumed: bool) -> None:
@@ -168,7 +174,7 @@ class GroupRobustTrainer(Trainer):
         if self.robust_loss is None or self.groups is None:
             return
         if resumed and saved is not None:
-            self.robust_loss.load_state_dict(saved)
+            self.robust_loss.load_state_dict(saved, self._saved_tensors())
         elif resumed and self.objective.has_weights:
             raise ValueError(
                 "The checkpoint holds no group weights: it was not written by a GroupRobustTrainer with groups. Load "
@@ -181,6 +187,17 @@ class GroupRobustTrainer(Trainer):
             scope = self._gradient_scope()
             size = sum(parameter.numel() for parameter in scope.values())
             logger.info("  Group gradients over %d parameters (%s … %s)", size, next(iter(scope)), list(scope)[-1])
+
+    def _saved_tensors(self) -> dict[str, Tensor]:
+        if not getattr(self.objective, "interaction_momentum", 0.0):
+            return {}
+        path = os.path.join(self._resumed_from or "", TENSORS_FILE)
+        if not os.path.exists(path):
+            raise ValueError(
+                f"interaction_momentum needs the running averages of the checkpoint, but there is no {path}. Resume "
+                "from an older checkpoint, or with interaction_momentum=0."
+            )
+        return load_file(path)
 
     def end_run(self) -> None:
         """Called when training ends: metrics of any but the final model are dropped."""
@@ -399,7 +416,7 @@ class GroupRobustTrainer(Trainer):
             self.objective,
             self.groups,
             parameters,
-            engine=AutoEngine(self._network, parameters, self._all_agree, engine == "single_pass") if fast else None,
+            engine=AutoEngine(self._network, parameters, engine, self._all_agree) if fast else None,
             weight_timing=self._option("weight_timing") or ("next" if accumulates else "current"),
             reduce=None
             if num_processes == 1

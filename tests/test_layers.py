@@ -10,9 +10,11 @@ import hf_cgd
 PACKAGE = Path(hf_cgd.__file__).parent
 LAYERS = [
     ["columns", "functional", "guard_rails", "losses"],
-    ["groups", "forward_pass", "sampling", "objectives.base", "gradients.scope", "gradients.per_group",
+    ["groups", "forward_pass", "sampling", "objectives.base", "gradients.scope", "gradients.surrogate",
      "metrics.intervals"],
+    ["gradients.layer_gradients", "gradients.per_group"],
     ["gradients.single_pass"],
+    ["gradients.sketch"],
     ["gradients.auto"],
     ["collator", "dataset_groups", "gradients", "objectives.adaptive", "metrics.group_metrics", "metrics.report"],
     ["objectives.erm", "objectives.group_dro", "objectives.cgd", "metrics", "metrics.evaluate_module"],

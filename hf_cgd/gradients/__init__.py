@@ -1,16 +1,21 @@
 """Which parameters the group gradients are taken over, and how they are taken."""
 
-from hf_cgd.gradients.auto import AutoEngine
-from hf_cgd.gradients.per_group import GroupGradients, PerGroupEngine, gram_matrix
+from hf_cgd.gradients.auto import ENGINES, AutoEngine
+from hf_cgd.gradients.per_group import GroupGradients, PerGroupCutEngine, PerGroupEngine, gram_matrix
 from hf_cgd.gradients.scope import gradient_scope
-from hf_cgd.gradients.single_pass import NotSinglePassError, SinglePassEngine
+from hf_cgd.gradients.single_pass import SinglePassEngine
+from hf_cgd.gradients.sketch import SketchEngine
+from hf_cgd.gradients.surrogate import NotExactError
 
 __all__ = [
+    "ENGINES",
     "AutoEngine",
     "GroupGradients",
-    "NotSinglePassError",
+    "NotExactError",
+    "PerGroupCutEngine",
     "PerGroupEngine",
     "SinglePassEngine",
+    "SketchEngine",
     "gradient_scope",
     "gram_matrix",
 ]

@@ -2,32 +2,47 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.gradients.per_group import GroupGradients, PerGroupEngine
-from hf_cgd.gradients.single_pass import NotSinglePassError, SinglePassEngine
+from hf_cgd.functional import cosine_gram
+from hf_cgd.gradients.per_group import (
+    GroupGradients,
+    PerGroupCutEngine,
+    PerGroupEngine,
+    gram_matrix,
+    unflatten,
+)
+from hf_cgd.gradients.single_pass import SinglePassEngine
+from hf_cgd.gradients.sketch import SketchEngine
+from hf_cgd.gradients.surrogate import NotExactError
 
 logger = logging.getLogger(__name__)
 
+ENGINES = ("auto", "single_pass", "sketch", "per_group")
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
-"""Largest error of a check, relative to the largest gradient of the parameter; other types get `LOW_TOLERANCE`."""
+"""Largest error of a check, relative to the largest gradient; passes in other types get `LOW_TOLERANCE`."""
 LOW_TOLERANCE = 5e-2
+
+FastEngine = SinglePassEngine | PerGroupCutEngine
 
 
 class AutoEngine:
-    """The single-pass engine, once it has agreed with the per-group one on a whole step; the latter otherwise.
+    """Group gradients by the first of several engines that agrees with the per-group one on a whole step.
 
     The first step is computed both ways, the gradient of every trainable parameter included. That costs about as much
-    as a step more; the outcome is logged in one line.
+    as a step or two more; the outcome is logged in one line. Where no engine agrees, the per-group one is used for
+    good.
 
     Args:
         model: the network.
         parameters: the gradient scope.
+        engine: "auto" tries the single pass, then one pass per group that stops at the cut. "single_pass" and "sketch"
+            try that one only and raise a ValueError on the first step where it is not exact.
         agree: tells whether all processes say yes; None for a single process.
-        strict: whether to raise a ValueError on the first step where single_pass is not exact.
+        seed: of the sketch's random matrices.
     """
 
     name = "auto"
@@ -36,67 +51,103 @@ class AutoEngine:
         self,
         model: nn.Module,
         parameters: Sequence[nn.Parameter],
+        engine: str = "auto",
         agree: Callable[[bool], bool] | None = None,
-        strict: bool = False,
+        seed: int = 0,
     ) -> None:
         self.parameters = list(parameters)
-        self.chosen: SinglePassEngine | PerGroupEngine | None = None
+        self.chosen: FastEngine | PerGroupEngine | None = None
         """The engine in use, None before the first step."""
         self.reason = ""
-        """Why it was chosen, with the error that was measured."""
+        """Why it was chosen, with the errors that were measured."""
         self._model = model
-        self._strict = strict
+        self._engine = engine
         self._agree = agree or (lambda yes: yes)
         self._exact = PerGroupEngine(self.parameters)
-        self._fast = SinglePassEngine(model, self.parameters)
+        self._candidates: list[FastEngine] = []
+        if engine == "sketch":
+            self._candidates.append(SketchEngine(model, self.parameters, seed=seed))
+        else:
+            self._candidates.append(SinglePassEngine(model, self.parameters))
+        if engine == "auto":
+            self._candidates.append(PerGroupCutEngine(model, self.parameters))
 
-    def recording(self) -> AbstractContextManager[None]:
+    def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass."""
-        return self._exact.recording() if self.chosen is self._exact else self._fast.recording()
+        if self.chosen is not None:
+            return self.chosen.recording()
+        stack = ExitStack()
+        for candidate in self._candidates:
+            stack.enter_context(candidate.recording())
+        return stack
 
     def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
         """See `PerGroupEngine.group_gradients`."""
         if self.chosen is None:
             return self._first(losses, group_ids, groups)
-        if self.chosen is self._fast:
-            try:
-                return self._fast.group_gradients(losses, group_ids, groups)
-            except NotSinglePassError as error:
-                logger.info("Group gradients of this step by per_group: %s.", error)
+        try:
+            return self.chosen.group_gradients(losses, group_ids, groups)
+        except NotExactError as error:
+            if self._engine == "sketch":
+                raise ValueError(
+                    f"gradient_engine='sketch' cannot go on: {error}. Use gradient_engine='auto'."
+                ) from error
+            logger.info("Group gradients of this step by per_group: %s", error)
         return self._exact.group_gradients(losses, group_ids, groups)
 
     def _first(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
         exact = self._exact.group_gradients(losses, group_ids, groups)
-        fast = exact
+        reasons = []
+        for candidate in self._candidates:
+            fast, good, reason = self._try(candidate, exact, losses, group_ids, groups)
+            everywhere = self._agree(good)
+            if good and not everywhere:
+                reason = "another process cannot use it"
+            reasons.append(f"{candidate.name}: {reason}")
+            if everywhere:
+                self._settle(candidate, reasons)
+                return fast
+        if self._engine != "auto":
+            raise ValueError(
+                f"gradient_engine={self._engine!r} cannot be used on {type(self._model).__name__} ({reasons[0]}). Use "
+                "gradient_engine='auto', which then takes one backward pass for each group, or other gradient_layers."
+            )
+        self._settle(self._exact, reasons)
+        return exact
+
+    def _settle(self, engine: FastEngine | PerGroupEngine, reasons: list[str]) -> None:
+        self.chosen = engine
+        self.reason = "; ".join(reasons)
+        self._candidates = []
+        logger.info("  Gradient engine %s (%s)", engine.name, self.reason)
+
+    def _try(
+        self, candidate: FastEngine, exact: GroupGradients, losses: Tensor, group_ids: Tensor, groups: Sequence[int]
+    ) -> tuple[GroupGradients, bool, str]:
+        """What a candidate finds, whether it can be used, and why."""
+        devices = [losses.device] if losses.is_cuda else []
         try:
             # A check must leave no trace in the random state, or a resumed run would not be the uninterrupted one.
-            with torch.random.fork_rng(devices=[losses.device] if losses.is_cuda else []):
-                fast = self._fast.group_gradients(losses, group_ids, groups, keep_graph=True)
-                error = self._error(exact, fast, losses, group_ids, groups)
-            tolerance = TOLERANCE.get(self._fast.computed_in, LOW_TOLERANCE)
-            good = error <= tolerance
-            self.reason = f"its gradients differ from per_group's by {error:.1e} (at most {tolerance:.0e} allowed)"
-        except NotSinglePassError as reason:
-            good = False
-            self.reason = str(reason)
-        everywhere = self._agree(good)
-        if good and not everywhere:
-            self.reason = "another process cannot use it"
-        self.chosen = self._fast if everywhere else self._exact
-        if self._strict and not everywhere:
-            raise ValueError(
-                f"gradient_engine='single_pass' cannot be used on {type(self._model).__name__}: {self.reason}. Use "
-                "gradient_engine='auto', which then takes one backward pass for each group, or a narrower "
-                "gradient_layers."
-            )
-        verdict = "" if everywhere else "single_pass is ruled out: "
-        logger.info("  Gradient engine %s (%s%s)", self.chosen.name, verdict, self.reason)
-        return fast if everywhere else exact
+            with torch.random.fork_rng(devices=devices):
+                fast = candidate.group_gradients(losses, group_ids, groups, keep_graph=True)
+                error = self._error_of_step(fast, losses, group_ids, groups)
+        except NotExactError as ruled_out:
+            return exact, False, str(ruled_out)
+        note = ""
+        if isinstance(candidate, SketchEngine):
+            difference = cosine_gram(gram_matrix(exact.rows)) - cosine_gram(gram_matrix(fast.rows))
+            note = f", its cosines by {difference.square().mean().sqrt():.1e} rms"
+        else:
+            for one, other in zip(exact.rows, fast.rows, strict=True):
+                pieces = (unflatten(row, self.parameters) for row in (one, other))
+                error = max(error, _largest_error(*pieces))
+        computed_in = getattr(candidate, "computed_in", losses.dtype)
+        tolerance = TOLERANCE.get(computed_in, LOW_TOLERANCE)
+        reason = f"its gradients differ from per_group's by {error:.1e}, {tolerance:.0e} allowed{note}"
+        return fast, error <= tolerance, reason
 
-    def _error(
-        self, exact: GroupGradients, fast: GroupGradients, losses: Tensor, group_ids: Tensor, groups: Sequence[int]
-    ) -> float:
-        """Largest difference of any gradient of the groups or of the whole model, relative to the largest entry."""
+    def _error_of_step(self, fast: GroupGradients, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> float:
+        """Largest relative error in the gradient of any trainable parameter of the model."""
         # Unequal coefficients, so that a mix-up of the groups shows.
         by_group = torch.zeros(max(groups) + 1, device=losses.device, dtype=losses.dtype)
         for place, group in enumerate(groups):
@@ -108,18 +159,19 @@ class AutoEngine:
         actual = torch.autograd.grad(
             fast.scalar(weighted, coefficients), trainable, retain_graph=True, allow_unused=True
         )
-        error = 0.0
-        for place in range(len(groups)):
-            error = max(error, _difference(exact.rows[place], fast.rows[place]))
-        whole = max((float(g.abs().max()) for g in expected if g is not None), default=0.0)
-        for one, other in zip(expected, actual, strict=True):
-            if one is None and other is None:
-                continue
-            one = torch.zeros_like(other) if one is None else one
-            other = torch.zeros_like(one) if other is None else other
-            error = max(error, float((one - other).abs().max()) / max(whole, 1e-30))
-        return error
+        return _largest_error(
+            [torch.zeros_like(p) if g is None else g for p, g in zip(trainable, expected, strict=True)],
+            [torch.zeros_like(p) if g is None else g for p, g in zip(trainable, actual, strict=True)],
+        )
 
 
-def _difference(one: Tensor, other: Tensor) -> float:
-    return float((one - other).abs().max()) / max(float(one.abs().max()), 1e-30)
+def _largest_error(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
+    """Largest error of any parameter's gradient, relative to its own largest entry.
+
+    A hundredth of the largest entry of all is added to that, since gradients that are zero but for rounding (of
+    attention's key biases) differ by their own size.
+    """
+    largest = [float(gradient.abs().max()) for gradient in expected]
+    floor = max(0.01 * max(largest), 1e-30)
+    differences = [float((one - other).abs().max()) for one, other in zip(expected, actual, strict=True)]
+    return max(difference / (own + floor) for difference, own in zip(differences, largest, strict=True))

@@ -29,6 +29,10 @@ class CGD(AdaptiveObjective):
             sum over j proportional to exp(C / sqrt(n)), cosines with a floor of 1e-3 under the product of the norms,
             weights clamped at 1e-5 after normalising (so they may sum to slightly more than 1), absent groups with
             loss 0. It has the knobs `step_size` and `adjustment` only.
+        interaction_momentum: beta in [0, 1): cosines and losses of the exponent are taken from running averages of
+            each group's gradient and loss over optimizer steps, with this much of the old average kept; 0 is exactly
+            the paper. A group's average moves only when the group is present. It averages noise away, and with it the
+            pull towards a rare hard group.
 
     Raises:
         ValueError: a value outside its range, or a knob that the chosen form of the update does not use.
@@ -38,6 +42,7 @@ class CGD(AdaptiveObjective):
     scaling: str = "loss"
     interaction: str = "sum"
     variant: str = "paper"
+    interaction_momentum: float = 0.0
 
     name: ClassVar[str] = "cgd"
     needs_gradients: ClassVar[bool] = True
@@ -48,10 +53,12 @@ class CGD(AdaptiveObjective):
         require_one_of("scaling", self.scaling, SCALINGS)
         require_one_of("interaction", self.interaction, INTERACTIONS)
         require_one_of("variant", self.variant, VARIANTS)
+        if not 0 <= self.interaction_momentum < 1:
+            raise ValueError(f"interaction_momentum must lie in [0, 1), got {self.interaction_momentum!r}.")
         if self.scaling == "gradient":
             self._refuse_knobs("scaling='gradient' (equation 3), which uses no losses", "adjustment", "exponent")
         if self.variant == "reference":
-            fixed = ("absent_groups", "min_weight", "exponent", "scaling", "interaction")
+            fixed = ("absent_groups", "min_weight", "exponent", "scaling", "interaction", "interaction_momentum")
             self._refuse_knobs("variant='reference', which has them fixed as in the released code", *fixed)
 
     def _refuse_knobs(self, reason: str, *names: str) -> None:

@@ -1,0 +1,71 @@
+"""Finishing a step whose gradients are known in the scope: a scalar that carries them, and the cut."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class NotExactError(Exception):
+    """An engine cannot give this step's gradients; the message says why. Nothing of the graph has been used up."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The tensor that flows into the scope from the body: the first input of the scope that carries a gradient."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, inputs: Any) -> "Cut | None":
+        """The cut among a module's inputs; None where no gradient flows on from them."""
+        tensor = next((part for part in tensors_in(inputs) if part.requires_grad), None)
+        return None if tensor is None else cls(tensor, tensor._version)
+
+    def require_intact(self) -> None:
+        """Raise a NotExactError unless the tensor is as it was when it was noted."""
+        if self.tensor._version != self.version:
+            raise NotExactError("what flows into the scope is changed in place afterwards")
+
+
+def owned_parameters(model: nn.Module, parameters: Sequence[nn.Parameter]) -> dict[nn.Module, dict[str, nn.Parameter]]:
+    """The modules that hold parameters of the scope themselves, with these by their own names."""
+    wanted = {id(parameter) for parameter in parameters}
+    owned = {}
+    for module in model.modules():
+        own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in wanted}
+        if own:
+            owned[module] = own
+    return owned
+
+
+def scalar_with_gradients(value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """A scalar with that `value` whose gradients with respect to the `tensors` are the given ones; usable once."""
+    return _WithGradients.apply(value.detach(), list(gradients), *tensors)
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (factor,) = grad_outputs
+        return (None, None, *(gradient * factor.to(gradient.dtype) for gradient in ctx.gradients))
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
