@@ -385,6 +385,21 @@ def test_an_engine_that_was_asked_for_by_name_says_why_it_cannot(kind: str) -> N
         engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
 
 
+def test_modules_that_were_left_out_are_noticed() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    engine = SinglePassEngine(model, list(model.parameters()))
+    for step, hidden in enumerate((model[1], nn.Identity())):
+        with engine.recording():
+            losses = F.cross_entropy(
+                model[2](hidden(model[0](torch.randn(4, 8)))), torch.zeros(4).long(), reduction="none"
+            )
+        if step:
+            with pytest.raises(NotExactError, match="other modules of the scope ran"):
+                engine.group_gradients(losses, torch.zeros(4).long(), [0])
+        else:
+            engine.group_gradients(losses, torch.zeros(4).long(), [0])
+
+
 # ---- In the Trainer -----------------------------------------------------------------------------------------------------
 
 
@@ -441,3 +456,27 @@ def test_bfloat16(trainer: Build) -> None:
         run.train()
         weights.append(run.group_weights)
     assert torch.allclose(weights[0], weights[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("engine", ["auto", "per_group"])
+def test_a_compiled_run_is_the_eager_one(trainer: Build, backend: str, engine: str) -> None:
+    runs = []
+    for compiled in ({}, {"torch_compile": True, "torch_compile_backend": backend}):
+        run = trainer(
+            {
+                "step_size": 0.5,
+                "gradient_engine": engine,
+                "max_steps": 4,
+                "eval_strategy": "steps",
+                "eval_steps": 2,
+                **compiled,
+            },
+            eval_dataset=text_dataset(),
+        )
+        run.train()
+        runs.append((parameters_of(run.model), run.group_weights, run.evaluate()["eval_loss"]))
+        torch._dynamo.reset()
+    assert torch.allclose(runs[0][0], runs[1][0], atol=1e-4)
+    assert torch.allclose(runs[0][1], runs[1][1], atol=1e-4)
+    assert runs[0][2] == pytest.approx(runs[1][2], rel=1e-4)

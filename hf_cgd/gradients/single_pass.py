@@ -8,6 +8,7 @@ whose gradient is exactly sum_i c_i g_i in the scope and c_g(n) dh_n at the cut,
 through the body, with DDP's hooks, loss scaling and accumulation working as ever.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +53,7 @@ class SinglePassEngine:
         self._kinds: dict[nn.Module, str] = {}
         self._calls: list[Call] = []
         self._cut: Cut | None = None
+        self._modules: Counter[int] | None = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -79,6 +81,11 @@ class SinglePassEngine:
         calls, self._calls = self._calls, []
         cut, self._cut = self._cut, None
         _require_form(calls, cut, len(losses))
+        # A compiled network may leave hooks out without a word, which would leave gradients out.
+        modules = Counter(id(call.module) for call in calls)
+        if self._modules is not None and modules != self._modules:
+            raise NotExactError("other modules of the scope ran than on the first step")
+        self._modules = modules
         edges = [edge for call in calls for edge in call.outputs]
         sources: list[Any] = [*edges, *([] if cut is None else [cut.tensor])]
         found = torch.autograd.grad(losses.sum(), sources, retain_graph=keep_graph, allow_unused=True)
