@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hf_cgd import GroupRobustTrainer, gradient_scope
 from hf_cgd.gradients import AutoEngine, NotExactError, PerGroupEngine, SinglePassEngine
+from hf_cgd.gradients.per_group import unflatten
 
 Build = Callable[..., GroupRobustTrainer]
 BATCH = 6
@@ -29,7 +30,8 @@ class Logits(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         key = "pixel_values" if inputs.is_floating_point() else "input_ids"
-        return self.model(**{key: inputs}).logits
+        outputs = self.model(**{key: inputs}) if hasattr(self.model, "config") else self.model(inputs)
+        return getattr(outputs, "logits", outputs)
 
 
 class FrozenNorms(Logits):
@@ -131,6 +133,12 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], bool]] = 
     ),
     "ResNet": (lambda: Logits(resnet()), lambda: images(64), False),
     "ResNet, frozen norms": (lambda: FrozenNorms(resnet()), lambda: images(64), True),
+    # In-place activations behind the convolutions.
+    "timm resnet10t, frozen norms": (
+        lambda: FrozenNorms(timm.create_model("resnet10t", num_classes=2)),
+        lambda: images(64),
+        True,
+    ),
     "timm vit": (lambda: timm.create_model("test_vit", num_classes=2, img_size=32), images, True),
     "timm convnext": (lambda: timm.create_model("test_convnext", num_classes=2), lambda: images(64), True),
     "timm efficientnet": (lambda: timm.create_model("test_efficientnet", num_classes=2), lambda: images(64), False),
@@ -238,6 +246,45 @@ def test_where_it_is_not_exact_the_per_group_engine_is_taken(name: str) -> None:
     # In networks with BatchNorm only the last stages' own cut is used; DeBERTa's body reaches them by two ways.
     assert ("with the cut" in engine.chosen.name) == (name != "DeBERTa-v2"), engine.reason
     assert close(expected, rows, torch.float32)
+
+
+def test_position_embeddings_that_are_looked_up_once_for_the_batch() -> None:
+    """BERT looks positions up with a batch dimension of 1; each group still gets the whole table's gradient."""
+    torch.manual_seed(0)
+    small = {**BERT_LIKE, "hidden_size": 16, "num_hidden_layers": 1}
+    model = Logits(tf.BertForSequenceClassification(tf.BertConfig(**small)))
+    parameters = gradient_scope(model, "all")
+    engine = AutoEngine(model, list(parameters.values()))
+    inputs = ids()[:, :6]
+    with engine.recording():
+        losses = losses_of(model.eval(), inputs)
+    group_ids = torch.tensor(GROUPS[2])
+    rows = engine.group_gradients(losses, group_ids, [0, 4]).rows
+    place = list(parameters).index("model.bert.embeddings.position_embeddings.weight")
+    for group, row in zip((0, 4), rows, strict=True):
+        mine = group_ids == group
+        alone = F.cross_entropy(model(inputs[mine]), torch.tensor([0, 1, 1, 0, 1, 0])[mine], reduction="sum")
+        table = torch.autograd.grad(alone, list(parameters.values()), allow_unused=True)[place]
+        found = unflatten(row, list(parameters.values()))[place]
+        assert found.shape == (512, 16) and torch.allclose(found, table, atol=1e-6)
+
+
+def test_transposed_weights_keep_their_shape() -> None:
+    """GPT-2's Conv1D stores [in, out]."""
+    model, inputs = build("GPT-2")
+    parameters = gradient_scope(model, [r"h\.3\.", r"score"])
+    engine = SinglePassEngine(model, list(parameters.values()))
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    exact = PerGroupEngine(list(parameters.values())).group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2]).rows
+    rows = engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2]).rows
+    assert close(exact, rows, torch.float32)
+    shapes = {
+        name: part.shape for name, part in zip(parameters, unflatten(rows[0], list(parameters.values())), strict=True)
+    }
+    assert shapes["model.transformer.h.3.mlp.c_fc.weight"] == (32, 128)
+    kinds = {type(module).__name__: kind for module, kind in engine._kinds.items()}
+    assert kinds["Conv1D"] == "transposed" and kinds["Linear"] == "linear"
 
 
 # ---- Planted ways of being wrong ----------------------------------------------------------------------------------------
