@@ -71,6 +71,7 @@ class GroupRobustLoss:
         self.groups = groups
         self.weight_timing = weight_timing
         self.num_processes = num_processes
+        self._momentum: float = getattr(objective, "interaction_momentum", 0.0)
         self._reduce = reduce or (lambda tensor: tensor)
         self._engine: GradientEngine | None = None
         if objective.needs_gradients:
@@ -213,6 +214,7 @@ class GroupRobustLoss:
         self._micro_batches = self._remaining = 0
         self._pooled_losses = torch.zeros(len(self.groups), dtype=torch.float64)
         self._pooled_gradients: dict[int, Tensor] = {}
+        self._gram: Tensor | None = None
 
     def _scalar(self, losses: Tensor, group_ids: Tensor, gradients: GroupGradients | None) -> Tensor:
         assert self._counts is not None
@@ -235,10 +237,15 @@ class GroupRobustLoss:
         if self._engine is None:
             return None
         present_here = sums[1].nonzero().flatten().tolist()
-        gradients = self._engine.group_gradients(losses, group_ids, present_here)
-        for group, row in zip(present_here, gradients.rows, strict=True):
-            pooled = self._pooled_gradients.get(group)
-            self._pooled_gradients[group] = row if pooled is None else pooled + row
+        alone = self._micro_batches == 1 and self.num_processes == 1
+        need_rows = not alone or self._momentum > 0
+        gradients = self._engine.group_gradients(losses, group_ids, present_here, need_rows)
+        if not need_rows:
+            self._gram = gradients.gram()
+        else:
+            for group, row in zip(present_here, gradients.rows, strict=True):
+                pooled = self._pooled_gradients.get(group)
+                self._pooled_gradients[group] = row if pooled is None else pooled + row
         return gradients
 
     def _move_weights(self) -> None:
@@ -248,20 +255,27 @@ class GroupRobustLoss:
         counts = self._counts
         present = counts.nonzero().flatten()
         losses = self._reduce(self._pooled_losses) / counts.clamp_min(1)
-        finite = losses.isfinite()
         rows: Tensor | None = None
-        if self._engine is not None:
+        inner: Tensor | None = None
+        if self._gram is not None:
+            inner = self._gram / (counts[present, None] * counts[None, present])
+        elif self._engine is not None:
             rows = self._pooled_rows(present)
-            finite[present] &= rows.isfinite().all(dim=1).cpu()
+            rows /= counts[present, None].to(rows)
+            inner = gram_matrix(rows)
+        finite = losses.isfinite()
+        if inner is not None:
+            finite[present] &= inner.diagonal().isfinite()
         if not bool(finite.all()):
             self._skip(finite)
             return
-        gram: Tensor | None = None
-        if rows is not None:
-            rows = rows / counts[present, None].to(rows)
+        if rows is not None and self._momentum > 0:
             losses, rows = self._averaged(losses, rows, present)
+            inner = gram_matrix(rows)
+        gram: Tensor | None = None
+        if inner is not None:
             gram = torch.zeros(len(counts), len(counts), dtype=torch.float64)
-            gram[present[:, None], present[None, :]] = gram_matrix(rows)
+            gram[present[:, None], present[None, :]] = inner
         statistics = GroupStatistics(losses, counts, self.groups.counts_tensor(), gram, self.groups.names)
         self.alpha = self.objective.next_weights(self.alpha, statistics)
         self.updates += 1
@@ -275,11 +289,8 @@ class GroupRobustLoss:
         return self._reduce(rows)
 
     def _averaged(self, losses: Tensor, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses [K] and gradients [G, P] after `interaction_momentum`; as they are without."""
-        kept = getattr(self.objective, "interaction_momentum", 0.0)
-        if kept == 0:
-            return losses, rows
-        losses = losses.clone()
+        """Running averages of the losses [K] and of the gradients [G, P] of the present groups."""
+        losses, kept = losses.clone(), self._momentum
         for place, group in enumerate(present.tolist()):
             old = self._average_rows.get(group)
             if old is not None:

@@ -287,6 +287,26 @@ def test_transposed_weights_keep_their_shape() -> None:
     assert kinds["Conv1D"] == "transposed" and kinds["Linear"] == "linear"
 
 
+@pytest.mark.parametrize("name", ["BERT", "GPT-2", "ConvNeXt", "LSTM"])
+def test_short_of_memory_the_same_comes_out_module_by_module(name: str) -> None:
+    model, inputs = build(name)
+    scope = list(gradient_scope(model, 3).values())
+    engine = SinglePassEngine(model, scope, memory_budget=1000)
+    group_ids = torch.tensor(GROUPS[3])
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    exact = PerGroupEngine(scope).group_gradients(losses, group_ids, [0, 1, 2])
+    coefficients = torch.tensor([0.1, 0.5, 0.4])[group_ids]
+    weighted = (coefficients * losses).sum()
+    everything = [p for p in model.parameters() if p.requires_grad]
+    expected = flat(torch.autograd.grad(weighted, everything, retain_graph=True, allow_unused=True), everything)
+    gradients = engine.group_gradients(losses, group_ids, [0, 1, 2], need_rows=False)
+    assert not hasattr(gradients, "rows")
+    assert torch.allclose(gradients.gram(), exact.gram(), rtol=1e-4, atol=1e-6 * exact.gram().max().item())
+    gradients.scalar(weighted, coefficients).backward()
+    assert close(expected, flat([p.grad for p in everything], everything), torch.float32)
+
+
 # ---- Planted ways of being wrong ----------------------------------------------------------------------------------------
 
 

@@ -81,12 +81,14 @@ class AutoEngine:
             stack.enter_context(candidate.recording())
         return stack
 
-    def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
+    def group_gradients(
+        self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], need_rows: bool = True
+    ) -> GroupGradients:
         """See `PerGroupEngine.group_gradients`."""
         if self.chosen is None:
             return self._first(losses, group_ids, groups)
         try:
-            return self.chosen.group_gradients(losses, group_ids, groups)
+            return self.chosen.group_gradients(losses, group_ids, groups, need_rows)
         except NotExactError as error:
             if self._engine == "sketch":
                 raise ValueError(

@@ -15,10 +15,17 @@ class GroupGradients:
 
     Attributes:
         rows: [G, P], one row per group, in at least float32; [G, S] sketches of them from an engine that sketches.
+            Not there (an AttributeError) where only the inner products were asked for and memory was short.
     """
+
+    rows: Tensor
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows
+
+    def gram(self) -> Tensor:
+        """Inner products of the rows: float64 [G, G] on the CPU."""
+        return gram_matrix(self.rows)
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
         """What to call `backward()` on for the gradient of sum_n coefficients_n l_n, whose value is `loss`.
@@ -46,11 +53,14 @@ class PerGroupEngine:
         """Goes around the forward pass; this engine has nothing to record."""
         return nullcontext()
 
-    def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
+    def group_gradients(
+        self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], need_rows: bool = True
+    ) -> GroupGradients:
         """Gradient of the *sum* of each listed group's losses.
 
         Sums, so that micro-batches and processes can be added up. The graph of `losses` [B] is kept for the backward
-        pass of the step; `.grad` is not touched. A parameter that the loss does not depend on gives zeros.
+        pass of the step; `.grad` is not touched. A parameter that the loss does not depend on gives zeros. `need_rows`
+        False says that `gram()` will do.
         """
         rows = []
         for group in groups:
@@ -91,7 +101,12 @@ class PerGroupCutEngine:
                 hook.remove()
 
     def group_gradients(
-        self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], keep_graph: bool = False
+        self,
+        losses: Tensor,
+        group_ids: Tensor,
+        groups: Sequence[int],
+        need_rows: bool = True,
+        keep_graph: bool = False,
     ) -> GroupGradients:
         """See `PerGroupEngine.group_gradients`; the graph of the scope is used up unless `keep_graph`.
 

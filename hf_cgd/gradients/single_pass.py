@@ -11,6 +11,7 @@ through the body, with DDP's hooks, loss scaling and accumulation working as eve
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from hf_cgd.gradients.layer_gradients import Call, Members, add_gradients, kind_of
-from hf_cgd.gradients.per_group import GroupGradients, unflatten
+from hf_cgd.gradients.per_group import GroupGradients, gram_matrix, unflatten
 from hf_cgd.gradients.surrogate import (
     Cut,
     NotExactError,
@@ -27,6 +28,9 @@ from hf_cgd.gradients.surrogate import (
     tensors_in,
 )
 
+MEMORY_BUDGET = 1 * 2**30
+"""Default bytes for the gradients of all groups."""
+
 
 class SinglePassEngine:
     """Gradients of the groups' loss sums over the scope, from activations and their gradients.
@@ -34,12 +38,17 @@ class SinglePassEngine:
     Args:
         model: the network that runs the forward pass, or what it wraps.
         parameters: the gradient scope.
+        memory_budget: bytes that the groups' gradients may take. Where they would take more and only inner products
+            are needed, these are formed module by module and the weighted gradient is computed anew.
     """
 
     name = "single_pass"
 
-    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[nn.Parameter], memory_budget: float = MEMORY_BUDGET
+    ) -> None:
         self.parameters = list(parameters)
+        self.memory_budget = memory_budget
         self.places: dict[int, tuple[int, int]] = {}
         """Where a parameter (by id) stands in a row [P]."""
         start = 0
@@ -48,6 +57,8 @@ class SinglePassEngine:
             start += parameter.numel()
         self.size = start
         self.owned = owned_parameters(model, self.parameters)
+        owners = Counter(id(parameter) for own in self.owned.values() for parameter in own.values())
+        self._shared = max(owners.values(), default=0) > 1
         self.computed_in: torch.dtype = torch.float64
         """Least precise type among the outputs of the scope's modules in the last recorded pass."""
         self._kinds: dict[nn.Module, str] = {}
@@ -67,7 +78,12 @@ class SinglePassEngine:
                 hook.remove()
 
     def group_gradients(
-        self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], keep_graph: bool = False
+        self,
+        losses: Tensor,
+        group_ids: Tensor,
+        groups: Sequence[int],
+        need_rows: bool = True,
+        keep_graph: bool = False,
     ) -> GroupGradients:
         """Gradient of the sum of each listed group's losses; the graph of the scope is used up unless `keep_graph`.
 
@@ -94,18 +110,30 @@ class SinglePassEngine:
             backward.append((call, found[: len(call.outputs)]))
             found = found[len(call.outputs) :]
         with torch.no_grad():
-            return self._gather(backward, Members.of(group_ids, groups), cut, found[0] if found else None, losses)
+            step = BackwardPass(self, backward, Members.of(group_ids, groups), cut, found[0] if found else None)
+            return self._gather(step, losses, need_rows)
 
-    def _gather(
-        self,
-        backward: list[tuple[Call, Sequence[Tensor | None]]],
-        members: Members,
-        cut: Cut | None,
-        at_cut: Tensor | None,
-        losses: Tensor,
-    ) -> GroupGradients:
-        rows = self.rows_of(backward, members, losses)
-        return _SinglePassGradients(rows, members, self.parameters, cut, at_cut)
+    def _gather(self, step: "BackwardPass", losses: Tensor, need_rows: bool) -> GroupGradients:
+        size = len(step.members.bounds) * self.size * losses.element_size()
+        if need_rows or size <= self.memory_budget or self._shared:
+            return _RowGradients(self.rows_of(step.calls, step.members, losses), step)
+        return DeferredGradients(step, losses, self._gram_by_module(step, losses))
+
+    def _gram_by_module(self, step: "BackwardPass", losses: Tensor) -> Tensor:
+        """The Gram matrix module by module, so that the rows of one module only are there at a time."""
+        uses: dict[nn.Module, list[tuple[Call, Sequence[Tensor | None]]]] = {}
+        for call, gradients in step.calls:
+            uses.setdefault(call.module, []).append((call, gradients))
+        groups = len(step.members.bounds)
+        gram = torch.zeros(groups, groups, dtype=torch.float64)
+        for module, calls in uses.items():
+            own = self.owned[module]
+            block = torch.zeros(groups, sum(p.numel() for p in own.values()), device=losses.device, dtype=losses.dtype)
+            parts = block.split([p.numel() for p in own.values()], dim=1)
+            for call, gradients in calls:
+                add_gradients(call, gradients, step.members, dict(zip(own, parts, strict=True)))
+            gram += gram_matrix(block)
+        return gram
 
     def rows_of(
         self, backward: list[tuple[Call, Sequence[Tensor | None]]], members: Members, losses: Tensor
@@ -134,28 +162,70 @@ class SinglePassEngine:
         self._calls.append(Call(module, arguments, keywords, edges, self._kinds[module]))
 
 
-class _SinglePassGradients(GroupGradients):
-    """Rows, and what the surrogate scalar needs."""
+@dataclass(frozen=True)
+class BackwardPass:
+    """What one pass over the activations leaves: the calls with the gradients of their outputs, and the cut's."""
 
-    def __init__(
-        self, rows: Tensor, members: Members, parameters: list[nn.Parameter], cut: Cut | None, at_cut: Tensor | None
-    ) -> None:
-        super().__init__(rows)
-        self._members = members
-        self._parameters = parameters
-        self._cut = cut
-        self._at_cut = at_cut
+    engine: SinglePassEngine
+    calls: list[tuple[Call, Sequence[Tensor | None]]]
+    members: Members
+    cut: Cut | None
+    at_cut: Tensor | None
 
-    def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
-        tensors: list[Tensor] = list(self._parameters)
-        gradients = self._combined(coefficients)
-        if self._cut is not None and self._at_cut is not None:
-            tensors.append(self._cut.tensor)
-            gradients.append(scaled_by_example(self._at_cut, coefficients))
+    def scalar(self, loss: Tensor, coefficients: Tensor, gradients: list[Tensor]) -> Tensor:
+        """The scalar that carries the weighted `gradients` of the scope, and the weighted one of the cut."""
+        tensors: list[Tensor] = list(self.engine.parameters)
+        if self.cut is not None and self.at_cut is not None:
+            tensors.append(self.cut.tensor)
+            gradients = [*gradients, scaled_by_example(self.at_cut, coefficients)]
         return scalar_with_gradients(loss, tensors, gradients)
 
-    def _combined(self, coefficients: Tensor) -> list[Tensor]:
-        return unflatten(coefficients.to(self.rows)[self._members.first] @ self.rows, self._parameters)
+
+class _RowGradients(GroupGradients):
+    """The gradients of all groups at hand."""
+
+    def __init__(self, rows: Tensor, step: BackwardPass) -> None:
+        super().__init__(rows)
+        self._step = step
+
+    def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
+        combined = coefficients.to(self.rows)[self._step.members.first] @ self.rows
+        return self._step.scalar(loss, coefficients, unflatten(combined, self._step.engine.parameters))
+
+
+class DeferredGradients(GroupGradients):
+    """Inner products (or sketches) at hand; the weighted gradient is formed once the coefficients are known.
+
+    Args:
+        step: the pass.
+        losses: [B], for device and type.
+        gram: [G, G]; None where `rows` is given.
+        rows: [G, S] sketches; None where `gram` is given.
+    """
+
+    def __init__(
+        self, step: BackwardPass, losses: Tensor, gram: Tensor | None = None, rows: Tensor | None = None
+    ) -> None:
+        if rows is not None:
+            super().__init__(rows)
+        self._step = step
+        self._losses = losses.detach()
+        self._gram = gram
+
+    def gram(self) -> Tensor:
+        """See `GroupGradients.gram`."""
+        return super().gram() if self._gram is None else self._gram
+
+    def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
+        """See `GroupGradients.scalar`; the coefficients may differ within a group."""
+        step = self._step
+        scaled: list[tuple[Call, Sequence[Tensor | None]]] = [
+            (call, [None if gradient is None else scaled_by_example(gradient, coefficients) for gradient in gradients])
+            for call, gradients in step.calls
+        ]
+        with torch.no_grad():
+            rows = step.engine.rows_of(scaled, step.members.together(), self._losses)
+        return step.scalar(loss, coefficients, unflatten(rows[0], step.engine.parameters))
 
 
 def scaled_by_example(tensor: Tensor, coefficients: Tensor) -> Tensor:

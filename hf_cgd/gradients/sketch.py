@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_cgd.gradients.layer_gradients import Call, Members, add_gradients
-from hf_cgd.gradients.per_group import GroupGradients, unflatten
-from hf_cgd.gradients.single_pass import SinglePassEngine, _SinglePassGradients, scaled_by_example
-from hf_cgd.gradients.surrogate import Cut
+from hf_cgd.gradients.per_group import GroupGradients
+from hf_cgd.gradients.single_pass import BackwardPass, DeferredGradients, SinglePassEngine
 
 SKETCH_SIZE = 32
 """Default r."""
@@ -67,18 +66,11 @@ class SketchEngine(SinglePassEngine):
             parts.append(piece)
         return torch.cat(parts)
 
-    def _gather(
-        self,
-        backward: list[tuple[Call, Sequence[Tensor | None]]],
-        members: Members,
-        cut: Cut | None,
-        at_cut: Tensor | None,
-        losses: Tensor,
-    ) -> GroupGradients:
-        sketches = torch.zeros(len(members.bounds), self._sketch_size, device=losses.device, dtype=losses.dtype)
-        for call, gradients in backward:
-            self._add_sketches(call, gradients, members, sketches)
-        return _SketchGradients(sketches, members, self, backward, cut, at_cut)
+    def _gather(self, step: BackwardPass, losses: Tensor, need_rows: bool) -> GroupGradients:
+        sketches = torch.zeros(len(step.members.bounds), self._sketch_size, device=losses.device, dtype=losses.dtype)
+        for call, gradients in step.calls:
+            self._add_sketches(call, gradients, step.members, sketches)
+        return DeferredGradients(step, losses, rows=sketches)
 
     def _add_sketches(
         self, call: Call, gradients: Sequence[Tensor | None], members: Members, sketches: Tensor
@@ -134,29 +126,3 @@ class SketchEngine(SinglePassEngine):
             product = narrow[start:end].flatten(0, 1).T @ narrow_inputs[start:end].flatten(0, 1)
             row += product.flatten().to(row.dtype)
         return True
-
-
-class _SketchGradients(_SinglePassGradients):
-    """Sketches as rows; the weight gradients wait until the coefficients are known."""
-
-    def __init__(
-        self,
-        sketches: Tensor,
-        members: Members,
-        engine: SketchEngine,
-        backward: list[tuple[Call, Sequence[Tensor | None]]],
-        cut: Cut | None,
-        at_cut: Tensor | None,
-    ) -> None:
-        super().__init__(sketches, members, engine.parameters, cut, at_cut)
-        self._engine = engine
-        self._backward = backward
-
-    def _combined(self, coefficients: Tensor) -> list[Tensor]:
-        scaled = [
-            (call, [None if g is None else scaled_by_example(g, coefficients) for g in gradients])
-            for call, gradients in self._backward
-        ]
-        with torch.no_grad():
-            rows = self._engine.rows_of(scaled, self._members.together(), self.rows)  # type: ignore[arg-type]
-        return unflatten(rows[0], self._parameters)
