@@ -75,6 +75,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "erm_uw": {"objective": "erm_uw"},
     "group_dro": {"objective": "group_dro"},
     "cgd": {"objective": "cgd"},
+    "cgd sketch": {"objective": "cgd", "gradient_engine": "sketch"},
     "cgd per_group": {"objective": "cgd", "gradient_engine": "per_group"},
 }
 PAIRWISE = "one backward per group, pairwise products"
@@ -191,7 +192,7 @@ def measure_memory(name: str, method: str | None, threads: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--methods", nargs="+", default=["group_dro", "cgd", "cgd per_group"])
+    parser.add_argument("--methods", nargs="+", default=["group_dro", "cgd", "cgd sketch", PAIRWISE])
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")

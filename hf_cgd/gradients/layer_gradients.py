@@ -1,6 +1,6 @@
 """The weight gradient of each group in one layer, from the layer's inputs and the gradients of its outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,11 @@ def kind_of(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, A
 
 
 def add_gradients(
-    call: Call, gradients: Sequence[Tensor | None], members: Members, targets: dict[str, Tensor]
+    call: Call,
+    gradients: Sequence[Tensor | None],
+    members: Members,
+    targets: dict[str, Tensor],
+    fresh: Collection[str] = (),
 ) -> None:
     """Add a call's weight gradients of each group to `targets`.
 
@@ -93,20 +97,27 @@ def add_gradients(
         gradients: of its outputs, [B, …] each, None for one that the loss does not depend on.
         members: the groups.
         targets: [G, numel] views to add to, by the parameters' names in the module.
+        fresh: names of targets that hold nothing yet, whatever memory they are in.
     """
+    writes_over = call.kind in ("linear", "transposed") and gradients[0] is not None
+    for name in fresh:
+        if not (writes_over and name == "weight"):
+            targets[name].zero_()
     if all(gradient is None for gradient in gradients):
+        return
+    if call.kind in ("linear", "transposed"):
+        assert gradients[0] is not None
+        _add_linear(call, gradients[0], members, targets, "weight" in fresh)
         return
     if call.kind == "other":
         _add_rerun(call, gradients, members, targets)
         return
     (gradient,) = gradients
     assert gradient is not None
-    {"linear": _add_linear, "transposed": _add_linear, "layer_norm": _add_norm, "conv2d": _add_convolution}[call.kind](
-        call, gradient, members, targets
-    )
+    {"layer_norm": _add_norm, "conv2d": _add_convolution}[call.kind](call, gradient, members, targets)
 
 
-def _add_linear(call: Call, gradient: Tensor, members: Members, targets: dict[str, Tensor]) -> None:
+def _add_linear(call: Call, gradient: Tensor, members: Members, targets: dict[str, Tensor], write_over: bool) -> None:
     gradient = members.sorted(gradient)
     if "weight" in targets:
         inputs = members.sorted(call.inputs.to(gradient.dtype))
@@ -116,10 +127,14 @@ def _add_linear(call: Call, gradient: Tensor, members: Members, targets: dict[st
             if call.kind == "transposed":
                 left, right = right, left
             matrix = target.view(weight.shape)
-            if matrix.dtype == left.dtype:
-                matrix.addmm_(left.T, right)
+            # One pass over the target in place of three; it is as large as all the groups' gradients.
+            if matrix.dtype != left.dtype:
+                product = (left.T @ right).to(matrix.dtype)
+                matrix.copy_(product) if write_over else matrix.add_(product)
+            elif write_over:
+                torch.mm(left.T, right, out=matrix)
             else:
-                matrix += (left.T @ right).to(matrix.dtype)
+                matrix.addmm_(left.T, right)
     if "bias" in targets:
         for target, (start, end) in zip(targets["bias"], members.bounds, strict=True):
             target += gradient[start:end].flatten(0, -2).sum(dim=0, dtype=target.dtype)

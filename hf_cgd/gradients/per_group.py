@@ -178,8 +178,11 @@ def gram_matrix(rows: Tensor) -> Tensor:
     Rows whose squares would leave the range of float32 are scaled to a largest entry of 1 first; a zero row gives
     zeros.
     """
-    largest = torch.linalg.vector_norm(rows, ord=float("inf"), dim=1, keepdim=True).to("cpu", torch.float64)
-    scale = torch.where((largest == 0) | ((largest > 1e-10) & (largest < 1e10)), 1.0, largest)
-    if bool((scale != 1).any()):
-        rows = rows / scale.to(rows)
-    return (rows @ rows.T).to("cpu", torch.float64) * scale * scale.T
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    if bool(((norms > 1e-15) & (norms < 1e15)).all()):
+        return (rows @ rows.T).to("cpu", torch.float64)
+    largest = torch.linalg.vector_norm(rows, ord=float("inf"), dim=1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1.0)
+    unit = rows / scale
+    scale = scale.to("cpu", torch.float64)
+    return (unit @ unit.T).to("cpu", torch.float64) * scale * scale.T

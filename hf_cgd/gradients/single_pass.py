@@ -65,6 +65,7 @@ class SinglePassEngine:
         self._calls: list[Call] = []
         self._cut: Cut | None = None
         self._modules: Counter[int] | None = None
+        self._memory: Tensor | None = None
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -116,7 +117,14 @@ class SinglePassEngine:
     def _gather(self, step: "BackwardPass", losses: Tensor, need_rows: bool) -> GroupGradients:
         size = len(step.members.bounds) * self.size * losses.element_size()
         if need_rows or size <= self.memory_budget or self._shared:
-            return _RowGradients(self.rows_of(step.calls, step.members, losses), step)
+            memory = None
+            if not need_rows:
+                # Nobody keeps these rows beyond the step, and fresh memory of this size costs as much as a layer.
+                shape = (len(step.members.bounds), self.size)
+                if self._memory is None or self._memory.shape != shape or self._memory.dtype != losses.dtype:
+                    self._memory = torch.empty(shape, device=losses.device, dtype=losses.dtype)
+                memory = self._memory
+            return _RowGradients(self.rows_of(step.calls, step.members, losses, memory), step)
         return DeferredGradients(step, losses, self._gram_by_module(step, losses))
 
     def _gram_by_module(self, step: "BackwardPass", losses: Tensor) -> Tensor:
@@ -136,14 +144,25 @@ class SinglePassEngine:
         return gram
 
     def rows_of(
-        self, backward: list[tuple[Call, Sequence[Tensor | None]]], members: Members, losses: Tensor
+        self,
+        backward: list[tuple[Call, Sequence[Tensor | None]]],
+        members: Members,
+        losses: Tensor,
+        memory: Tensor | None = None,
     ) -> Tensor:
-        """Rows [G, P] from all calls and the gradients of their outputs."""
-        rows = torch.zeros(len(members.bounds), self.size, device=losses.device, dtype=losses.dtype)
+        """Rows [G, P] from all calls and the gradients of their outputs, in `memory` if there is any."""
+        rows = memory
+        if rows is None:
+            rows = torch.empty(len(members.bounds), self.size, device=losses.device, dtype=losses.dtype)
+        fresh = set(self.places)
         for call, gradients in backward:
             own = self.owned[call.module]
             targets = {name: rows[:, slice(*self.places[id(parameter)])] for name, parameter in own.items()}
-            add_gradients(call, gradients, members, targets)
+            first = [name for name, parameter in own.items() if id(parameter) in fresh]
+            add_gradients(call, gradients, members, targets, first)
+            fresh.difference_update(id(parameter) for parameter in own.values())
+        for parameter in fresh:
+            rows[:, slice(*self.places[parameter])] = 0
         return rows
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
