@@ -101,10 +101,17 @@ class GroupRobustConfig(TrainingArguments):
         super().__post_init__()
         self.group_column = _as_list("group_column", self.group_column)
         self.eval_group_column = _as_list("eval_group_column", self.eval_group_column)
+        require_one_of("gradient_engine", self.gradient_engine, ENGINES)
+        require_one_of("forward_mode", self.forward_mode, FORWARD_MODES)
+        require_one_of("group_sampling", self.group_sampling, GROUP_SAMPLINGS)
         objective = self.build_objective()
         if self.gradient_layers is not None:
             parse_gradient_layers(self.gradient_layers)
             self._refuse_unless(objective.needs_gradients, "gradient_layers", "takes no group gradients")
+        if self.gradient_engine != "auto":
+            self._refuse_unless(objective.needs_gradients, "gradient_engine", "takes no group gradients")
+        if self.forward_mode == "split" and self.group_column is None and self.objective == "erm":
+            raise ValueError("forward_mode='split' needs to know the groups: set group_column.")
         if self.weight_timing is not None:
             require_one_of("weight_timing", self.weight_timing, WEIGHT_TIMINGS)
             self._refuse_unless(isinstance(objective, AdaptiveObjective), "weight_timing", "has no moving weights")
@@ -114,9 +121,6 @@ class GroupRobustConfig(TrainingArguments):
                     f"gradient_accumulation_steps={self.gradient_accumulation_steps} rules out. Leave weight_timing "
                     "unset (it is 'next' with accumulation), or do not accumulate."
                 )
-        require_one_of("gradient_engine", self.gradient_engine, ENGINES)
-        require_one_of("forward_mode", self.forward_mode, FORWARD_MODES)
-        require_one_of("group_sampling", self.group_sampling, GROUP_SAMPLINGS)
         if self.group_sampling != "none" and self.train_sampling_strategy != "random":
             raise ValueError(
                 f"group_sampling={self.group_sampling!r} and train_sampling_strategy={self.train_sampling_strategy!r} "

@@ -385,6 +385,7 @@ class GroupRobustTrainer(Trainer):
         return (
             isinstance(self.objective, ERM)
             and one_batch
+            and self._option("forward_mode") == "joint"
             and self._model_returns_loss
             and self.compute_loss_func is None
         )

@@ -102,6 +102,8 @@ def test_direction_of_the_best_metric(tmp_path: Path, metric: str, greater: bool
             dict(objective="group_dro", gradient_layers=["2"]),
             r"gradient_layers has no effect on objective='group_dro'",
         ),
+        (dict(objective="erm", gradient_engine="per_group"), r"gradient_engine has no effect on objective='erm'"),
+        (dict(objective="erm", forward_mode="split"), r"forward_mode='split' needs to know the groups"),
         (dict(gradient_layers=["("]), r"'\(' is not a regular expression"),
         (dict(gradient_layers=0), r"gradient_layers must be a number of layers >= 1"),
         (dict(group_column=[]), r"group_column must be the name of a column"),

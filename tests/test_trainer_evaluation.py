@@ -165,6 +165,17 @@ def test_evaluation_by_another_column(trainer: Build) -> None:
     assert run.groups.names == ("0", "1")
 
 
+def test_erm_without_training_groups_may_be_evaluated_by_groups(trainer: Build) -> None:
+    data = text_dataset(16).add_column("region", ["n", "s", "s", "s"] * 4)
+    run = trainer(
+        {"objective": "erm", "group_column": None, "eval_group_column": "region"},
+        train_dataset=data,
+        eval_dataset=data,
+    )
+    run.train()
+    assert run.evaluate()["eval_group_count/s"] == 12
+
+
 def test_string_columns_of_training_and_evaluation_stay_out_of_a_padding_collator(trainer: Build) -> None:
     def collate(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         return {name: torch.tensor([feature[name] for feature in features]) for name in features[0]}

@@ -379,6 +379,23 @@ def test_split_forward_gives_each_group_its_own_batch_statistics(trainer: Build)
     assert loss.item() == pytest.approx((sum(means) / 2).item(), rel=1e-5)
 
 
+def test_split_forward_under_erm(trainer: Build) -> None:
+    """ERM's loss is the mean over the examples there too, each group with its own batch statistics."""
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", pretrained=False, num_classes=2)
+    run = trainer({"forward_mode": "split", "objective": "erm"}, model=network, train_dataset=images())
+    batch = next(iter(run.get_train_dataloader()))
+    loss = run.compute_loss(network.train(), dict(batch))
+    total = torch.tensor(0.0)
+    for group in (0, 1):
+        rows = batch["group"] == group
+        if rows.any():
+            total = total + nn.functional.cross_entropy(
+                network(batch["x"][rows]), batch["labels"][rows], reduction="sum"
+            )
+    assert loss.item() == pytest.approx(total.item() / 4, rel=1e-5)
+
+
 def test_batchnorm_with_a_last_batch_of_one(trainer: Build) -> None:
     network = timm.create_model("test_resnet", pretrained=False, num_classes=2)
     run = trainer(
