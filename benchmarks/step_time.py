@@ -10,6 +10,7 @@ process of its own. Models have random weights, dropout as in their configs.
 """
 
 import argparse
+import copy
 import json
 import multiprocessing
 import resource
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer, gradient_scope
 from hf_cgd.forward_pass import logits_of
+from hf_cgd.functional import cgd_step
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "cgd per_group": {"objective": "cgd", "gradient_engine": "per_group"},
 }
 PAIRWISE = "one backward per group, pairwise products"
+TORCHJD = "torchjd autogram, examples averaged to groups"
+"""Needs `pip install torchjd`."""
 
 
 class Steps:
@@ -111,6 +115,8 @@ class Steps:
     def method(self, name: str) -> Callable[[], None]:
         if name == PAIRWISE:
             return self._pairwise
+        if name == TORCHJD:
+            return self._torchjd()
         knobs = dict(METHODS[name])
         if knobs["objective"] == "cgd":
             layers = self.setting.scope
@@ -127,6 +133,34 @@ class Steps:
         def step() -> None:
             self.model.zero_grad()
             trainer.training_step(self.model, dict(batch))
+
+        return step
+
+    def _torchjd(self) -> Callable[[], None]:
+        """The same job from the Gram matrix of the examples' gradients, on a copy of the model, which it hooks."""
+        from torchjd.autogram import Engine
+
+        model = copy.deepcopy(self.model)
+        scope = {id(parameter) for parameter in gradient_scope(model, self.setting.scope).values()}
+        inside = [
+            module
+            for module in model.modules()
+            if any(True for _ in module.parameters()) and all(id(p) in scope for p in module.parameters())
+        ]
+        nested = {id(part) for module in inside for part in module.modules() if part is not module}
+        engine = Engine(*(module for module in inside if id(module) not in nested), batch_dim=0)
+        inputs = {name: value for name, value in self.batch.items() if name != "labels"}
+        members = torch.nn.functional.one_hot(self.group_ids).T.float()
+        shares = members / members.sum(dim=1, keepdim=True)
+
+        def step() -> None:
+            model.zero_grad()
+            losses = nn.functional.cross_entropy(logits_of(model(**inputs)), self.batch["labels"], reduction="none")
+            gram = shares @ engine.compute_gramian(losses) @ shares.T
+            means = (shares @ losses.detach()).double()
+            alpha = torch.full_like(means, 1 / len(means))
+            alpha = cgd_step(alpha, means, gram.double(), step_size=0.01).float()
+            losses.backward(alpha @ shares)
 
         return step
 
