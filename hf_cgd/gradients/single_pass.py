@@ -117,15 +117,16 @@ class SinglePassEngine:
     def _gather(self, step: "BackwardPass", losses: Tensor, need_rows: bool) -> GroupGradients:
         size = len(step.members.bounds) * self.size * losses.element_size()
         if need_rows or size <= self.memory_budget or self._shared:
-            memory = None
-            if not need_rows:
-                # Nobody keeps these rows beyond the step, and fresh memory of this size costs as much as a layer.
-                shape = (len(step.members.bounds), self.size)
-                if self._memory is None or self._memory.shape != shape or self._memory.dtype != losses.dtype:
-                    self._memory = torch.empty(shape, device=losses.device, dtype=losses.dtype)
-                memory = self._memory
+            # Nobody keeps the rows beyond the step where only inner products are asked for.
+            memory = None if need_rows else self._kept(len(step.members.bounds), self.size, losses)
             return _RowGradients(self.rows_of(step.calls, step.members, losses, memory), step)
         return DeferredGradients(step, losses, self._gram_by_module(step, losses))
+
+    def _kept(self, rows: int, columns: int, like: Tensor) -> Tensor:
+        """Memory that is kept from step to step: fresh memory of this size costs as much as a layer."""
+        if self._memory is None or self._memory.shape != (rows, columns) or self._memory.dtype != like.dtype:
+            self._memory = torch.empty(rows, columns, device=like.device, dtype=like.dtype)
+        return self._memory
 
     def _gram_by_module(self, step: "BackwardPass", losses: Tensor) -> Tensor:
         """The Gram matrix module by module, so that the rows of one module only are there at a time."""
@@ -134,12 +135,13 @@ class SinglePassEngine:
             uses.setdefault(call.module, []).append((call, gradients))
         groups = len(step.members.bounds)
         gram = torch.zeros(groups, groups, dtype=torch.float64)
+        sizes = {module: [p.numel() for p in self.owned[module].values()] for module in uses}
+        memory = self._kept(1, groups * max(sum(parts) for parts in sizes.values()), losses).flatten()
         for module, calls in uses.items():
-            own = self.owned[module]
-            block = torch.zeros(groups, sum(p.numel() for p in own.values()), device=losses.device, dtype=losses.dtype)
-            parts = block.split([p.numel() for p in own.values()], dim=1)
-            for call, gradients in calls:
-                add_gradients(call, gradients, step.members, dict(zip(own, parts, strict=True)))
+            block = memory[: groups * sum(sizes[module])].view(groups, -1)
+            targets = dict(zip(self.owned[module], block.split(sizes[module], dim=1), strict=True))
+            for place, (call, gradients) in enumerate(calls):
+                add_gradients(call, gradients, step.members, targets, fresh=() if place else targets)
             gram += gram_matrix(block)
         return gram
 
