@@ -124,9 +124,10 @@ class SinglePassEngine:
 
     def _kept(self, rows: int, columns: int, like: Tensor) -> Tensor:
         """Memory that is kept from step to step: fresh memory of this size costs as much as a layer."""
-        if self._memory is None or self._memory.shape != (rows, columns) or self._memory.dtype != like.dtype:
-            self._memory = torch.empty(rows, columns, device=like.device, dtype=like.dtype)
-        return self._memory
+        size = rows * columns
+        if self._memory is None or len(self._memory) < size or self._memory.dtype != like.dtype:
+            self._memory = torch.empty(size, device=like.device, dtype=like.dtype)
+        return self._memory[:size].view(rows, columns)
 
     def _gram_by_module(self, step: "BackwardPass", losses: Tensor) -> Tensor:
         """The Gram matrix module by module, so that the rows of one module only are there at a time."""
