@@ -46,8 +46,7 @@ def read_columns(dataset: Any, names: Iterable[str]) -> dict[str, Column]:
     """Read whole columns of a map-style dataset.
 
     A `datasets.Dataset` (and a `Subset` or `ConcatDataset` of them) is read column by column, transforms left out.
-    Any other dataset of dicts is walked through once, which decodes each example: pass `groups=` to the trainer and
-    `group_sampling="none"` to avoid that for a dataset that is costly to read.
+    Any other dataset of dicts is walked through once, which decodes each example.
 
     Raises:
         KeyError: a column is missing.

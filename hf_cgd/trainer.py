@@ -91,7 +91,12 @@ class GroupRobustTrainer(Trainer):
         self._refuse_unsupported()
         if not self.label_names:
             self.label_names = ["labels"]
-        self._model_returns_loss = "labels" in forward_parameters(self._network)
+        arguments = forward_parameters(self._network)
+        self._model_columns = (*LABEL_COLUMNS, *self.label_names, *arguments)
+        own_name = len(self._group_columns) == 1 and self._group_columns[0] not in self._model_columns
+        self.group_key = self._group_columns[0] if own_name else GROUP_IDS
+        """Batch key of the group ids: the column's own name where there is one and the model has no use for it."""
+        self._model_returns_loss = "labels" in arguments
         self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
         self._set_loss_scaling()
         self._renamed = self._find_renamed_input()
@@ -510,17 +515,6 @@ class GroupRobustTrainer(Trainer):
                 callback.trainer = self
 
     # ---- Batches ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _model_columns(self) -> tuple[str, ...]:
-        return (*LABEL_COLUMNS, *self.label_names, *forward_parameters(self._network))
-
-    @property
-    def group_key(self) -> str:
-        """Batch key of the group ids: the column's own name where there is one and the model has no use for it."""
-        if len(self._group_columns) == 1 and self._group_columns[0] not in self._model_columns:
-            return self._group_columns[0]
-        return GROUP_IDS
 
     @contextmanager
     def _collating(self, groups: GroupInfo | None, is_training: bool = False) -> Iterator[None]:

@@ -1,7 +1,6 @@
 """What the objectives with moving weights have in common."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,8 +38,6 @@ class AdaptiveObjective(Objective):
     adjustment: float = 0.0
     absent_groups: str = "frozen"
     min_weight: float | None = None
-
-    needs_group_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_at_least_zero(step_size=self.step_size, adjustment=self.adjustment, min_weight=self.min_weight or 0.0)

@@ -1,8 +1,8 @@
 """What an objective is: how the loss is formed from the group losses, and how the group weights move."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,10 +53,9 @@ class GroupStatistics:
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """The scalar to differentiate, and numbers worth a line in the log."""
+    """What an objective makes of a batch: the scalar to differentiate."""
 
     loss: Tensor
-    logs: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,6 @@ class Objective:
     name: ClassVar[str] = "custom"
     has_weights: ClassVar[bool] = True
     needs_gradients: ClassVar[bool] = False
-    needs_group_counts: ClassVar[bool] = False
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """Weights [K] at the start of a run, from the training counts [K]: equal by default."""
@@ -96,10 +94,6 @@ class Objective:
         coefficients = self.coefficients(batch.alpha, present) / batch.counts.clamp_min(1)
         per_example = coefficients.to(batch.losses)[batch.group_ids]
         return ObjectiveOutput((per_example * batch.losses).sum())
-
-    def settings(self) -> dict[str, Any]:
-        """The knobs and their values."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def require_at_least_zero(**values: float) -> None:

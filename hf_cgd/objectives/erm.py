@@ -32,7 +32,6 @@ class ERMUW(Objective):
     adjustment: float = 0.0
 
     name: ClassVar[str] = "erm_uw"
-    needs_group_counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_at_least_zero(adjustment=self.adjustment)
