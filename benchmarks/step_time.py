@@ -103,7 +103,8 @@ class Steps:
             shape = (setting.batch, 3, setting.pixels, setting.pixels)  # type: ignore[assignment]
             self.batch = {"pixel_values": torch.randn(shape, generator=generator)}
         self.batch["labels"] = torch.randint(0, 2, (setting.batch,), generator=generator)
-        self.group_ids = torch.arange(setting.batch) % setting.present
+        self.group_ids = (torch.arange(setting.batch) % setting.present).sort().values
+        """As the collator hands them over."""
         self.stock = tf.Trainer(self.model, tf.TrainingArguments("out/benchmark", use_cpu=True, report_to=[]))
         self.stock.create_optimizer()
         self.stock.current_gradient_accumulation_steps = 1

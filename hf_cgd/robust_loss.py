@@ -237,10 +237,9 @@ class GroupRobustLoss:
         if self._engine is None:
             return None
         present_here = sums[1].nonzero().flatten().tolist()
+        gradients = self._engine.group_gradients(losses, group_ids, present_here)
         alone = self._micro_batches == 1 and self.num_processes == 1
-        need_rows = not alone or self._momentum > 0
-        gradients = self._engine.group_gradients(losses, group_ids, present_here, need_rows)
-        if not need_rows:
+        if alone and self._momentum == 0:
             self._gram = gradients.gram()
         else:
             for group, row in zip(present_here, gradients.rows, strict=True):

@@ -531,6 +531,7 @@ class GroupRobustTrainer(Trainer):
                 batch_key=self.group_key,
                 group_columns=[name for name in columns if name not in self._model_columns],
                 optional=not is_training,
+                in_group_order=is_training and self.objective.needs_gradients,
             )
         try:
             yield

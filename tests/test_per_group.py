@@ -84,3 +84,17 @@ def test_gram_of_tiny_and_huge_gradients(scale: float) -> None:
     rows = torch.tensor([[3.0, 4.0], [-4.0, 3.0], [0.0, 0.0], [6.0, 8.0]])
     expected = (rows.double() @ rows.double().T) * float(torch.tensor(scale)) ** 2
     assert torch.allclose(gram_matrix(rows * scale), expected, rtol=1e-6, atol=1e-7 * expected.max().item())
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"), [(1, 1), (2, 1024), (3, 5000), (12, 2048), (13, 1500), (29, 3 * 1024 + 1)]
+)
+def test_gram_by_tiles_equals_the_whole_product(groups: int, size: int) -> None:
+    rows = torch.randn(groups, size, dtype=torch.float64)
+    assert torch.allclose(gram_matrix(rows), rows @ rows.T, rtol=1e-12, atol=1e-10)
+
+
+def test_gram_of_millions_of_columns_is_as_exact_as_that_of_a_few() -> None:
+    rows = torch.randn(2, 3_000_000)
+    expected = rows.double() @ rows.double().T
+    assert (gram_matrix(rows) - expected).abs().max() < 1e-7 * expected.max()

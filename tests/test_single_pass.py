@@ -287,11 +287,13 @@ def test_transposed_weights_keep_their_shape() -> None:
     assert kinds["Conv1D"] == "transposed" and kinds["Linear"] == "linear"
 
 
+@pytest.mark.parametrize("share", [0.001, 0.6, 1.0])
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "ConvNeXt", "LSTM"])
-def test_short_of_memory_the_same_comes_out_module_by_module(name: str) -> None:
+def test_short_of_memory_the_same_comes_out_module_by_module(name: str, share: float) -> None:
     model, inputs = build(name)
     scope = list(gradient_scope(model, 3).values())
-    engine = SinglePassEngine(model, scope, memory_budget=1000)
+    rows = 3 * 4 * sum(parameter.numel() for parameter in scope)
+    engine = SinglePassEngine(model, scope, memory_budget=share * rows)
     group_ids = torch.tensor(GROUPS[3])
     with engine.recording():
         losses = losses_of(model, inputs)
@@ -300,9 +302,11 @@ def test_short_of_memory_the_same_comes_out_module_by_module(name: str) -> None:
     weighted = (coefficients * losses).sum()
     everything = [p for p in model.parameters() if p.requires_grad]
     expected = flat(torch.autograd.grad(weighted, everything, retain_graph=True, allow_unused=True), everything)
-    gradients = engine.group_gradients(losses, group_ids, [0, 1, 2], need_rows=False)
-    assert not hasattr(gradients, "rows")
+    gradients = engine.group_gradients(losses, group_ids, [0, 1, 2])
     assert torch.allclose(gradients.gram(), exact.gram(), rtol=1e-4, atol=1e-6 * exact.gram().max().item())
+    assert engine._row_memory._memory is not None
+    one_module = max(sum(p.numel() for p in own.values()) for own in engine.owned.values())
+    assert 4 * len(engine._row_memory._memory) <= max(share * rows, 3 * 4 * one_module)
     gradients.scalar(weighted, coefficients).backward()
     assert close(expected, flat([p.grad for p in everything], everything), torch.float32)
 

@@ -12,6 +12,7 @@ from tiny import text_dataset, text_rows, tiny_distilbert
 from transformers import DataCollatorWithPadding, DistilBertTokenizer, TrainingArguments, default_data_collator
 
 from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustTrainer, GroupRobustWarning
+from hf_cgd.collator import GroupCollator
 
 Build = Callable[..., GroupRobustTrainer]
 
@@ -291,3 +292,21 @@ def test_objective_may_be_the_users_own(trainer: Build) -> None:
     run = trainer(objective=Frozen())
     run.train()
     assert run.group_weights.tolist() == [0.25, 0.75]
+
+
+def test_batches_of_gradient_objectives_come_in_the_order_of_the_groups(trainer: Build) -> None:
+    for objective in ("cgd", "group_dro"):
+        robust = trainer({"objective": objective, "per_device_train_batch_size": 8, "seed": 3})
+        seen = [batch[robust.group_key].tolist() for batch in robust.get_train_dataloader()]
+        in_order = [ids == sorted(ids) for ids in seen]
+        assert all(in_order) if objective == "cgd" else not all(in_order)
+
+
+def test_the_order_within_a_batch_goes_with_the_examples() -> None:
+    groups = GroupInfo(["a", "b"], [2, 2], columns=["group"])
+    rows = [{"x": 0, "group": "b"}, {"x": 1, "group": "a"}, {"x": 2, "group": "b"}, {"x": 3, "group": "a"}]
+    collator = GroupCollator(
+        default_data_collator, groups, batch_key="group", group_columns=["group"], in_group_order=True
+    )
+    batch = collator(rows)
+    assert batch["group"].tolist() == [0, 0, 1, 1] and batch["x"].tolist() == [1, 3, 0, 2]

@@ -1,5 +1,6 @@
 """Chooses the fastest engine that is exact for the model, and proves it on the first batch."""
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -12,7 +13,6 @@ from hf_cgd.gradients.per_group import (
     GroupGradients,
     PerGroupCutEngine,
     PerGroupEngine,
-    gram_matrix,
     unflatten,
 )
 from hf_cgd.gradients.single_pass import SinglePassEngine
@@ -81,14 +81,12 @@ class AutoEngine:
             stack.enter_context(candidate.recording())
         return stack
 
-    def group_gradients(
-        self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], need_rows: bool = True
-    ) -> GroupGradients:
+    def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
         """See `PerGroupEngine.group_gradients`."""
         if self.chosen is None:
             return self._first(losses, group_ids, groups)
         try:
-            return self.chosen.group_gradients(losses, group_ids, groups, need_rows)
+            return self.chosen.group_gradients(losses, group_ids, groups)
         except NotExactError as error:
             if self._engine == "sketch":
                 raise ValueError(
@@ -132,15 +130,19 @@ class AutoEngine:
             # A check must leave no trace in the random state, or a resumed run would not be the uninterrupted one.
             with torch.random.fork_rng(devices=devices):
                 fast = candidate.group_gradients(losses, group_ids, groups, keep_graph=True)
-                error = self._error_of_step(fast, losses, group_ids, groups)
+                # A copy is checked, so that the step does exactly what it would do unchecked.
+                checked = copy.copy(fast)
+                gram = checked.gram()
+                error = self._error_of_step(checked, losses, group_ids, groups)
         except NotExactError as ruled_out:
             return exact, False, str(ruled_out)
         note = ""
+        cosine_errors = (cosine_gram(exact.gram()) - cosine_gram(gram)).abs()
         if isinstance(candidate, SketchEngine):
-            difference = cosine_gram(gram_matrix(exact.rows)) - cosine_gram(gram_matrix(fast.rows))
-            note = f", its cosines by {difference.square().mean().sqrt():.1e} rms"
+            note = f", its cosines by {cosine_errors.square().mean().sqrt():.1e} rms"
         else:
-            for one, other in zip(exact.rows, fast.rows, strict=True):
+            error = max(error, float(cosine_errors.max()))
+            for one, other in zip(exact.rows, checked.rows, strict=True):
                 pieces = (unflatten(row, self.parameters) for row in (one, other))
                 error = max(error, _largest_error(*pieces))
         computed_in = getattr(candidate, "computed_in", losses.dtype)

@@ -1,7 +1,9 @@
 """The weight gradient of each group in one layer, from the layer's inputs and the gradients of its outputs."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,36 +31,59 @@ class Call:
         return next(tensors_in((self.arguments, self.keywords)))
 
 
+class ReusedMemory:
+    """Memory that is kept from step to step: fresh memory of the size of a layer costs as much as a layer."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def of_shape(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """A tensor of that shape and type, whatever is in it; one at a time."""
+        size = math.prod(shape)
+        memory = self._memory
+        if memory is None or len(memory) < size or memory.dtype != dtype or memory.device != device:
+            self._memory = memory = torch.empty(size, device=device, dtype=dtype)
+        return memory[:size].view(shape)
+
+
 @dataclass(frozen=True)
 class Members:
-    """The examples of a batch sorted by group: their order [B], where each group begins and ends, who is where."""
+    """The examples of a batch sorted by group: their order [B], where each group begins and ends, who is where.
 
-    order: Tensor
+    Attributes:
+        order: [B] places of the examples; None where they already stand in order.
+        bounds: where each of the G groups begins and ends in that order.
+        first: [G], the place of one example of each group in the batch.
+    """
+
+    order: Tensor | None
     bounds: list[tuple[int, int]]
-    matrix: Tensor
+    first: Tensor
 
     @classmethod
     def of(cls, group_ids: Tensor, groups: Sequence[int]) -> "Members":
         """Members of the listed groups, which must be all that are present, in ascending order."""
+        order = group_ids.argsort(stable=True)
         wanted = torch.tensor(groups, device=group_ids.device)
-        matrix = group_ids[None, :] == wanted[:, None]
-        sizes = matrix.sum(dim=1).tolist()
-        starts = [sum(sizes[:place]) for place in range(len(sizes))]
-        bounds = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-        return cls(group_ids.argsort(stable=True), bounds, matrix)
-
-    @property
-    def first(self) -> Tensor:
-        """Place of one example of each group, [G]."""
-        return self.order[[start for start, _ in self.bounds]]
+        starts = torch.searchsorted(group_ids[order], wanted)
+        edges = [*starts.tolist(), len(group_ids)]
+        in_order = bool((group_ids[1:] >= group_ids[:-1]).all())
+        return cls(None if in_order else order, list(pairwise(edges)), order[starts])
 
     def together(self) -> "Members":
         """All examples as one group."""
-        return Members(self.order, [(0, len(self.order))], torch.ones_like(self.matrix[:1]))
+        return Members(None, [(0, self.bounds[-1][1])], self.first[:1])
 
     def sorted(self, tensor: Tensor) -> Tensor:
-        """The tensor [B, …] in the order of the groups; as it is where there is but one."""
-        return tensor if len(self.bounds) == 1 else tensor.index_select(0, self.order)
+        """The tensor [B, …] in the order of the groups."""
+        return tensor if self.order is None else tensor.index_select(0, self.order)
+
+    def of_group(self, place: int) -> Tensor:
+        """Places in the batch of the examples of one group."""
+        start, end = self.bounds[place]
+        if self.order is not None:
+            return self.order[start:end]
+        return torch.arange(start, end, device=self.first.device)
 
 
 def kind_of(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> str:
@@ -117,6 +142,55 @@ def add_gradients(
     {"layer_norm": _add_norm, "conv2d": _add_convolution}[call.kind](call, gradient, members, targets)
 
 
+def weighted_gradients(
+    call: Call,
+    gradients: Sequence[Tensor | None],
+    coefficients: Tensor,
+    names: Sequence[str],
+    dtype: torch.dtype,
+    memory: ReusedMemory,
+) -> dict[str, Tensor]:
+    """Weight gradients of a call over all examples, each example's multiplied by its coefficient.
+
+    Args:
+        call: the use of the module.
+        gradients: of its outputs, as for `add_gradients`.
+        coefficients: [B].
+        names: of the wanted parameters in the module.
+        dtype: of the result.
+        memory: for a copy that lives within the call.
+
+    Returns:
+        {name: [numel]}.
+    """
+    if call.kind not in ("linear", "transposed") or gradients[0] is None or "weight" not in names:
+        parameters = dict(call.module.named_parameters(recurse=False))
+        rows = {name: coefficients.new_zeros(1, parameters[name].numel(), dtype=dtype) for name in names}
+        scaled = [None if gradient is None else scaled_by_example(gradient, coefficients) for gradient in gradients]
+        everyone = Members(None, [(0, len(coefficients))], coefficients.new_zeros(1, dtype=torch.long))
+        add_gradients(call, scaled, everyone, rows)
+        return {name: row[0] for name, row in rows.items()}
+    gradient = gradients[0]
+    inputs = call.inputs.to(gradient.dtype)
+    smaller = min(gradient, inputs, key=Tensor.numel)
+    column = coefficients.view([-1] + [1] * (smaller.ndim - 1))
+    scaled_part = torch.mul(smaller, column, out=memory.of_shape(smaller.shape, smaller.device, smaller.dtype))
+    left, right = (scaled_part, inputs) if smaller is gradient else (gradient, scaled_part)
+    left, right = left.flatten(0, -2), right.flatten(0, -2)
+    found = {}
+    if "bias" in names:
+        of_positions = coefficients.repeat_interleave(len(left) // len(coefficients))
+        bias = left.sum(dim=0, dtype=dtype) if smaller is gradient else left.T @ of_positions.to(left)
+        found["bias"] = bias.to(dtype)
+    product = left.T @ right if call.kind == "linear" else right.T @ left
+    return {"weight": product.flatten().to(dtype), **found}
+
+
+def scaled_by_example(tensor: Tensor, coefficients: Tensor) -> Tensor:
+    """The tensor [B, …] with each example's entries multiplied by its coefficient, rounded once."""
+    return (tensor * coefficients.view([-1] + [1] * (tensor.ndim - 1))).to(tensor.dtype)
+
+
 def _add_linear(call: Call, gradient: Tensor, members: Members, targets: dict[str, Tensor], write_over: bool) -> None:
     gradient = members.sorted(gradient)
     if "weight" in targets:
@@ -143,14 +217,19 @@ def _add_linear(call: Call, gradient: Tensor, members: Members, targets: dict[st
 def _add_norm(call: Call, gradient: Tensor, members: Members, targets: dict[str, Tensor]) -> None:
     module = call.module
     assert isinstance(module, nn.LayerNorm)
-    features = len(module.normalized_shape)
+    shape = list(module.normalized_shape)
     dtype = next(iter(targets.values())).dtype
-    gradient, matrix = gradient.to(dtype), members.matrix.to(dtype)
-    if "weight" in targets:
-        normalised = F.layer_norm(call.inputs.to(dtype), module.normalized_shape, None, None, module.eps)
-        targets["weight"] += matrix @ _over_positions(normalised * gradient, features)
-    if "bias" in targets:
-        targets["bias"] += matrix @ _over_positions(gradient, features)
+    inputs, gradient = members.sorted(call.inputs).to(dtype), members.sorted(gradient).to(dtype)
+    _, mean, scale = torch.native_layer_norm(inputs, shape, None, None, module.eps)
+    wanted = [False, "weight" in targets, "bias" in targets]
+    for group, (start, end) in enumerate(members.bounds):
+        part = slice(start, end)
+        _, weight, bias = torch.ops.aten.native_layer_norm_backward(
+            gradient[part], inputs[part], shape, mean[part], scale[part], module.weight, module.bias, wanted
+        )
+        for name, found in (("weight", weight), ("bias", bias)):
+            if name in targets:
+                targets[name][group] += found.flatten().to(dtype)
 
 
 def _add_convolution(call: Call, gradient: Tensor, members: Members, targets: dict[str, Tensor]) -> None:
@@ -169,12 +248,12 @@ def _add_convolution(call: Call, gradient: Tensor, members: Members, targets: di
 
 def _add_rerun(call: Call, gradients: Sequence[Tensor | None], members: Members, targets: dict[str, Tensor]) -> None:
     """For modules of any other kind: run the module again on each group's examples."""
-    batch = len(members.order)
+    batch = members.bounds[-1][1]
     parameters = dict(call.module.named_parameters(recurse=False))
     own = [parameters[name] for name in targets]
     used = {place: gradient for place, gradient in enumerate(gradients) if gradient is not None}
-    for group, (start, end) in enumerate(members.bounds):
-        chosen = members.order[start:end]
+    for group in range(len(members.bounds)):
+        chosen = members.of_group(group)
         with torch.enable_grad():
             output = call.module(*_rows(call.arguments, chosen, batch), **_rows(call.keywords, chosen, batch))
             outputs = [part for part in tensors_in(output) if part.requires_grad]
@@ -187,12 +266,6 @@ def _add_rerun(call: Call, gradients: Sequence[Tensor | None], members: Members,
         for name, gradient in zip(targets, found, strict=True):
             if gradient is not None:
                 targets[name][group] += gradient.flatten().to(targets[name].dtype)
-
-
-def _over_positions(tensor: Tensor, features: int) -> Tensor:
-    """Sum over all but the batch and the last `features` dimensions: [B, …]."""
-    between = list(range(1, tensor.ndim - features))
-    return (tensor.sum(dim=between) if between else tensor).flatten(1)
 
 
 def _rows(value: Any, chosen: Tensor, batch: int) -> Any:

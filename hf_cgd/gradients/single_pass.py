@@ -18,8 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from hf_cgd.gradients.layer_gradients import Call, Members, add_gradients, kind_of
-from hf_cgd.gradients.per_group import GroupGradients, gram_matrix, unflatten
+from hf_cgd.gradients.layer_gradients import (
+    Call,
+    Members,
+    ReusedMemory,
+    add_gradients,
+    kind_of,
+    scaled_by_example,
+    weighted_gradients,
+)
+from hf_cgd.gradients.per_group import GroupGradients, gram_matrix, weighted_sum
 from hf_cgd.gradients.surrogate import (
     Cut,
     NotExactError,
@@ -28,7 +36,7 @@ from hf_cgd.gradients.surrogate import (
     tensors_in,
 )
 
-MEMORY_BUDGET = 1 * 2**30
+MEMORY_BUDGET = 2 * 2**30
 """Default bytes for the gradients of all groups."""
 
 
@@ -39,7 +47,7 @@ class SinglePassEngine:
         model: the network that runs the forward pass, or what it wraps.
         parameters: the gradient scope.
         memory_budget: bytes that the groups' gradients may take. Where they would take more and only inner products
-            are needed, these are formed module by module and the weighted gradient is computed anew.
+            are needed, those of the last modules are used for the inner products and computed anew, weighted, later.
     """
 
     name = "single_pass"
@@ -58,14 +66,15 @@ class SinglePassEngine:
         self.size = start
         self.owned = owned_parameters(model, self.parameters)
         owners = Counter(id(parameter) for own in self.owned.values() for parameter in own.values())
-        self._shared = max(owners.values(), default=0) > 1
+        self.shares_parameters = max(owners.values(), default=0) > 1
         self.computed_in: torch.dtype = torch.float64
         """Least precise type among the outputs of the scope's modules in the last recorded pass."""
         self._kinds: dict[nn.Module, str] = {}
         self._calls: list[Call] = []
         self._cut: Cut | None = None
         self._modules: Counter[int] | None = None
-        self._memory: Tensor | None = None
+        self._row_memory = ReusedMemory()
+        self.scaling_memory = ReusedMemory()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -83,7 +92,6 @@ class SinglePassEngine:
         losses: Tensor,
         group_ids: Tensor,
         groups: Sequence[int],
-        need_rows: bool = True,
         keep_graph: bool = False,
     ) -> GroupGradients:
         """Gradient of the sum of each listed group's losses; the graph of the scope is used up unless `keep_graph`.
@@ -110,63 +118,63 @@ class SinglePassEngine:
         for call in calls:
             backward.append((call, found[: len(call.outputs)]))
             found = found[len(call.outputs) :]
-        with torch.no_grad():
-            step = BackwardPass(self, backward, Members.of(group_ids, groups), cut, found[0] if found else None)
-            return self._gather(step, losses, need_rows)
+        members = Members.of(group_ids, groups)
+        at_cut = found[0] if found else None
+        return self._gradients(BackwardPass(self, backward, members, cut, at_cut, losses.device, losses.dtype))
 
-    def _gather(self, step: "BackwardPass", losses: Tensor, need_rows: bool) -> GroupGradients:
-        size = len(step.members.bounds) * self.size * losses.element_size()
-        if need_rows or size <= self.memory_budget or self._shared:
-            # Nobody keeps the rows beyond the step where only inner products are asked for.
-            memory = None if need_rows else self._kept(len(step.members.bounds), self.size, losses)
-            return _RowGradients(self.rows_of(step.calls, step.members, losses, memory), step)
-        return DeferredGradients(step, losses, self._gram_by_module(step, losses))
+    def _gradients(self, step: "BackwardPass") -> GroupGradients:
+        return _SinglePassGradients(step)
 
-    def _kept(self, rows: int, columns: int, like: Tensor) -> Tensor:
-        """Memory that is kept from step to step: fresh memory of this size costs as much as a layer."""
-        size = rows * columns
-        if self._memory is None or len(self._memory) < size or self._memory.dtype != like.dtype:
-            self._memory = torch.empty(size, device=like.device, dtype=like.dtype)
-        return self._memory[:size].view(rows, columns)
-
-    def _gram_by_module(self, step: "BackwardPass", losses: Tensor) -> Tensor:
-        """The Gram matrix module by module, so that the rows of one module only are there at a time."""
-        uses: dict[nn.Module, list[tuple[Call, Sequence[Tensor | None]]]] = {}
-        for call, gradients in step.calls:
-            uses.setdefault(call.module, []).append((call, gradients))
-        groups = len(step.members.bounds)
-        gram = torch.zeros(groups, groups, dtype=torch.float64)
-        sizes = {module: [p.numel() for p in self.owned[module].values()] for module in uses}
-        memory = self._kept(1, groups * max(sum(parts) for parts in sizes.values()), losses).flatten()
-        for module, calls in uses.items():
-            block = memory[: groups * sum(sizes[module])].view(groups, -1)
-            targets = dict(zip(self.owned[module], block.split(sizes[module], dim=1), strict=True))
-            for place, (call, gradients) in enumerate(calls):
-                add_gradients(call, gradients, step.members, targets, fresh=() if place else targets)
-            gram += gram_matrix(block)
-        return gram
-
-    def rows_of(
-        self,
-        backward: list[tuple[Call, Sequence[Tensor | None]]],
-        members: Members,
-        losses: Tensor,
-        memory: Tensor | None = None,
-    ) -> Tensor:
-        """Rows [G, P] from all calls and the gradients of their outputs, in `memory` if there is any."""
-        rows = memory
-        if rows is None:
-            rows = torch.empty(len(members.bounds), self.size, device=losses.device, dtype=losses.dtype)
+    def rows_of(self, step: "BackwardPass") -> Tensor:
+        """The groups' gradients [G, P]."""
+        rows = torch.empty(len(step.members.bounds), self.size, device=step.device, dtype=step.dtype)
         fresh = set(self.places)
-        for call, gradients in backward:
+        for call, gradients in step.calls:
             own = self.owned[call.module]
             targets = {name: rows[:, slice(*self.places[id(parameter)])] for name, parameter in own.items()}
             first = [name for name, parameter in own.items() if id(parameter) in fresh]
-            add_gradients(call, gradients, members, targets, first)
+            add_gradients(call, gradients, step.members, targets, first)
             fresh.difference_update(id(parameter) for parameter in own.values())
         for parameter in fresh:
             rows[:, slice(*self.places[parameter])] = 0
         return rows
+
+    def parts_of(self, rows: Tensor) -> dict[int, Tensor]:
+        """The gradients [G, numel] by id of the parameter."""
+        return {parameter: rows[:, slice(*place)] for parameter, place in self.places.items()}
+
+    def gram_by_module(self, step: "BackwardPass") -> tuple[Tensor, dict[int, Tensor]]:
+        """The Gram matrix, taken module by module while the gradients are in the cache.
+
+        Returns:
+            float64 [G, G], and the gradients [G, numel] of as many parameters as the memory budget lets, by id. They
+            are valid until the next call.
+        """
+        uses: dict[nn.Module, list[tuple[Call, Sequence[Tensor | None]]]] = {}
+        for call, gradients in step.calls:
+            uses.setdefault(call.module, []).append((call, gradients))
+        groups = len(step.members.bounds)
+        sizes = {module: sum(p.numel() for p in self.owned[module].values()) for module in uses}
+        keep = _within_budget(sizes, int(self.memory_budget // (groups * step.dtype.itemsize)))
+        kept_size = sum(sizes[module] for module in keep)
+        last = max((size for module, size in sizes.items() if module not in keep), default=0)
+        memory = self._row_memory.of_shape((groups * (kept_size + last),), step.device, step.dtype)
+        gram = torch.zeros(groups, groups, dtype=torch.float64)
+        kept: dict[int, Tensor] = {}
+        used = 0
+        for module, calls in uses.items():
+            own = self.owned[module]
+            start = used if module in keep else kept_size
+            block = memory[groups * start : groups * (start + sizes[module])].view(groups, -1)
+            parts = block.split([p.numel() for p in own.values()], dim=1)
+            targets = dict(zip(own, parts, strict=True))
+            for place, (call, gradients) in enumerate(calls):
+                add_gradients(call, gradients, step.members, targets, fresh=() if place else targets)
+            gram += gram_matrix(block)
+            if module in keep:
+                kept.update((id(parameter), targets[name]) for name, parameter in own.items())
+                used += sizes[module]
+        return gram, kept
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():
@@ -193,66 +201,83 @@ class BackwardPass:
     members: Members
     cut: Cut | None
     at_cut: Tensor | None
+    device: torch.device
+    dtype: torch.dtype
 
-    def scalar(self, loss: Tensor, coefficients: Tensor, gradients: list[Tensor]) -> Tensor:
-        """The scalar that carries the weighted `gradients` of the scope, and the weighted one of the cut."""
+    def scalar(self, loss: Tensor, coefficients: Tensor, parts: dict[int, Tensor]) -> Tensor:
+        """The scalar that finishes the step.
+
+        Args:
+            loss: its value.
+            coefficients: [B].
+            parts: gradients [G, numel] of the groups, by id of the parameter, as far as they are at hand.
+        """
+        with torch.no_grad():
+            of_groups = coefficients[self.members.first]
+            found = {parameter: weighted_sum(part, of_groups) for parameter, part in parts.items()}
+            self._add_missing(found, coefficients)
         tensors: list[Tensor] = list(self.engine.parameters)
+        gradients = [
+            found[id(p)].view_as(p).to(p.dtype) if id(p) in found else torch.zeros_like(p)
+            for p in self.engine.parameters
+        ]
         if self.cut is not None and self.at_cut is not None:
             tensors.append(self.cut.tensor)
-            gradients = [*gradients, scaled_by_example(self.at_cut, coefficients)]
+            gradients.append(scaled_by_example(self.at_cut, coefficients))
         return scalar_with_gradients(loss, tensors, gradients)
 
+    def _add_missing(self, found: dict[int, Tensor], coefficients: Tensor) -> None:
+        """Weighted gradients [numel] of the parameters that are not in `found`, straight from the activations."""
+        given = set(found)
+        for call, gradients in self.calls:
+            missing = {name: id(p) for name, p in self.engine.owned[call.module].items() if id(p) not in given}
+            if missing:
+                memory = self.engine.scaling_memory
+                weighted = weighted_gradients(call, gradients, coefficients, list(missing), self.dtype, memory)
+                for name, gradient in weighted.items():
+                    old = found.get(missing[name])
+                    found[missing[name]] = gradient if old is None else old + gradient
 
-class _RowGradients(GroupGradients):
-    """The gradients of all groups at hand."""
 
-    def __init__(self, rows: Tensor, step: BackwardPass) -> None:
-        super().__init__(rows)
+class _SinglePassGradients(GroupGradients):
+    """Forms what it is asked for: rows, or the Gram matrix module by module, or neither."""
+
+    def __init__(self, step: BackwardPass) -> None:
+        super().__init__()
         self._step = step
+        self._gram: Tensor | None = None
+        self._parts: dict[int, Tensor] = {}
 
-    def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
-        combined = coefficients.to(self.rows)[self._step.members.first] @ self.rows
-        return self._step.scalar(loss, coefficients, unflatten(combined, self._step.engine.parameters))
-
-
-class DeferredGradients(GroupGradients):
-    """Inner products (or sketches) at hand; the weighted gradient is formed once the coefficients are known.
-
-    Args:
-        step: the pass.
-        losses: [B], for device and type.
-        gram: [G, G]; None where `rows` is given.
-        rows: [G, S] sketches; None where `gram` is given.
-    """
-
-    def __init__(
-        self, step: BackwardPass, losses: Tensor, gram: Tensor | None = None, rows: Tensor | None = None
-    ) -> None:
-        if rows is not None:
-            super().__init__(rows)
-        self._step = step
-        self._losses = losses.detach()
-        self._gram = gram
+    def _form_rows(self) -> Tensor:
+        with torch.no_grad():
+            return self._step.engine.rows_of(self._step)
 
     def gram(self) -> Tensor:
         """See `GroupGradients.gram`."""
-        return super().gram() if self._gram is None else self._gram
+        if self._step.engine.shares_parameters:
+            return super().gram()
+        if self._gram is None:
+            with torch.no_grad():
+                self._gram, self._parts = self._step.engine.gram_by_module(self._step)
+        return self._gram
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
-        """See `GroupGradients.scalar`; the coefficients may differ within a group."""
-        step = self._step
-        scaled: list[tuple[Call, Sequence[Tensor | None]]] = [
-            (call, [None if gradient is None else scaled_by_example(gradient, coefficients) for gradient in gradients])
-            for call, gradients in step.calls
-        ]
-        with torch.no_grad():
-            rows = step.engine.rows_of(scaled, step.members.together(), self._losses)
-        return step.scalar(loss, coefficients, unflatten(rows[0], step.engine.parameters))
+        parts = self._parts
+        if not parts and self._rows is not None:
+            parts = self._step.engine.parts_of(self._rows)
+        return self._step.scalar(loss, coefficients, parts)
 
 
-def scaled_by_example(tensor: Tensor, coefficients: Tensor) -> Tensor:
-    """The tensor [B, …] with each example's entries multiplied by its coefficient."""
-    return tensor * coefficients.to(tensor).view([-1] + [1] * (tensor.ndim - 1))
+def _within_budget(sizes: dict[nn.Module, int], most: int) -> set[nn.Module]:
+    """The modules whose gradients are kept; where not all are, one module at a time needs room beside them."""
+    if sum(sizes.values()) <= most:
+        return set(sizes)
+    keep, left = set(), most - max(sizes.values())
+    for module, size in sizes.items():
+        if size <= left:
+            keep.add(module)
+            left -= size
+    return keep
 
 
 def _require_form(calls: list[Call], cut: Cut | None, batch: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_cgd.gradients.layer_gradients import Call, Members, add_gradients
 from hf_cgd.gradients.per_group import GroupGradients
-from hf_cgd.gradients.single_pass import BackwardPass, DeferredGradients, SinglePassEngine
+from hf_cgd.gradients.single_pass import BackwardPass, SinglePassEngine
 
 SKETCH_SIZE = 32
 """Default r."""
@@ -66,11 +66,23 @@ class SketchEngine(SinglePassEngine):
             parts.append(piece)
         return torch.cat(parts)
 
-    def _gather(self, step: BackwardPass, losses: Tensor, need_rows: bool) -> GroupGradients:
-        sketches = torch.zeros(len(step.members.bounds), self._sketch_size, device=losses.device, dtype=losses.dtype)
+    def _gradients(self, step: BackwardPass) -> GroupGradients:
+        return _SketchGradients(step)
+
+    def sketches_of(self, step: BackwardPass) -> Tensor:
+        """Sketches [G, S] of the groups' gradients."""
+        sketches = torch.zeros(len(step.members.bounds), self._sketch_size, device=step.device, dtype=step.dtype)
         for call, gradients in step.calls:
             self._add_sketches(call, gradients, step.members, sketches)
-        return DeferredGradients(step, losses, rows=sketches)
+        return sketches
+
+    def kept_whole(self, sketches: Tensor) -> dict[int, Tensor]:
+        """The gradients [G, numel], by id of the parameter, that stand in the sketches as they are."""
+        return {
+            parameter: sketches[:, slice(*place)]
+            for parameter, place in self._sketch_places.items()
+            if parameter not in self._projections
+        }
 
     def _add_sketches(
         self, call: Call, gradients: Sequence[Tensor | None], members: Members, sketches: Tensor
@@ -126,3 +138,18 @@ class SketchEngine(SinglePassEngine):
             product = narrow[start:end].flatten(0, 1).T @ narrow_inputs[start:end].flatten(0, 1)
             row += product.flatten().to(row.dtype)
         return True
+
+
+class _SketchGradients(GroupGradients):
+    def __init__(self, step: BackwardPass) -> None:
+        super().__init__()
+        self._step = step
+
+    def _form_rows(self) -> Tensor:
+        assert isinstance(self._step.engine, SketchEngine)
+        with torch.no_grad():
+            return self._step.engine.sketches_of(self._step)
+
+    def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
+        assert isinstance(self._step.engine, SketchEngine)
+        return self._step.scalar(loss, coefficients, self._step.engine.kept_whole(self.rows))

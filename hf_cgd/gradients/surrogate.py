@@ -56,7 +56,11 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (factor,) = grad_outputs
-        return (None, None, *(gradient * factor.to(gradient.dtype) for gradient in ctx.gradients))
+        # Nobody else may hold the gradients, or autograd would copy them into `.grad` in place of handing them over.
+        gradients, ctx.gradients = ctx.gradients, None
+        if factor.device.type == "cpu" and factor == 1:
+            return (None, None, *gradients)
+        return (None, None, *(gradient * factor.to(gradient.dtype) for gradient in gradients))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
