@@ -54,6 +54,17 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(self.embed(ids))[0][:, -1])
 
 
+class PooledEncoder(nn.Module):
+    """An encoder without a head of its own."""
+
+    def __init__(self, encoder: tf.PreTrainedModel) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Linear(encoder.config.d_model, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.encoder(input_ids=ids).last_hidden_state.mean(dim=1))
+
+
 class Perceptron(nn.Sequential):
     """Shared and tied layers, an in-place activation, and a parameter that takes no part."""
 
@@ -104,6 +115,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], bool]] = 
         ),
         ids,
         True,
+    ),
+    # The first block's position biases go to all others, round the cut.
+    "T5 encoder": (
+        lambda: PooledEncoder(
+            tf.T5EncoderModel(tf.T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=4, num_heads=4, vocab_size=99))
+        ),
+        ids,
+        False,
     ),
     "ViT": (
         lambda: Logits(
@@ -243,8 +262,8 @@ def test_where_it_is_not_exact_the_per_group_engine_is_taken(name: str) -> None:
     expected = PerGroupEngine(scope).group_gradients(losses, group_ids, [0, 1, 2]).rows
     rows = engine.group_gradients(losses, group_ids, [0, 1, 2]).rows
     assert engine.chosen is not None and engine.chosen.name.startswith("per_group") and engine.reason
-    # In networks with BatchNorm only the last stages' own cut is used; DeBERTa's body reaches them by two ways.
-    assert ("with the cut" in engine.chosen.name) == (name != "DeBERTa-v2"), engine.reason
+    # In networks with BatchNorm only the last stages' own cut is used; the bodies of two reach them by two ways.
+    assert ("with the cut" in engine.chosen.name) == (name not in ("DeBERTa-v2", "T5 encoder")), engine.reason
     assert close(expected, rows, torch.float32)
 
 
