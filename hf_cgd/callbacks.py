@@ -26,6 +26,9 @@ class GroupRun(Protocol):
     def begin_run(self, saved: dict[str, Any] | None, resumed: bool) -> None:
         """Start afresh, or from the saved state."""
 
+    def end_step(self) -> None:
+        """An optimizer step is over."""
+
     def end_run(self) -> None:
         """Training is over."""
 
@@ -55,6 +58,13 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         saved = state.stateful_callbacks.get(type(self).__name__) if resumed else None
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.trainer.begin_run(saved["attributes"]["saved"] if saved else None, resumed)
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the trainer, which knows whether the step was left out."""
+        if self.trainer is not None:
+            self.trainer.end_step()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Put the large part of the group state, where there is any, beside the checkpoint that was just written."""

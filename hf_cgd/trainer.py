@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
@@ -19,6 +20,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_che
 from hf_cgd.callbacks import TENSORS_FILE, GroupStateCallback
 from hf_cgd.collator import GROUP_IDS, GroupCollator, RenamingCollator, SubgroupCollator
 from hf_cgd.columns import Column, column_names
+from hf_cgd.communication import Communication, ProcessGroupCommunication
 from hf_cgd.config import GroupRobustConfig
 from hf_cgd.dataset_groups import (
     LABEL_COLUMNS,
@@ -203,6 +205,11 @@ class GroupRobustTrainer(Trainer):
                 "from an older checkpoint, or with interaction_momentum=0."
             )
         return load_file(path)
+
+    def end_step(self) -> None:
+        """Called after an optimizer step: weights stay as they were where the parameters do, after an overflow."""
+        if self.robust_loss is not None and self.accelerator.optimizer_step_was_skipped:
+            self.robust_loss.undo_update()
 
     def end_run(self) -> None:
         """Called when training ends: metrics of any but the final model are dropped."""
@@ -411,8 +418,7 @@ class GroupRobustTrainer(Trainer):
         if self.groups is None:
             return None
         accumulates = self.args.gradient_accumulation_steps > 1
-        device = self.args.device
-        num_processes = self.accelerator.num_processes
+        communication = self._communication()
         parameters = list(self._gradient_scope().values()) if self.objective.needs_gradients else []
         engine = self._option("gradient_engine")
         # The fast engine needs one forward pass of the whole batch, and one coefficient for each group.
@@ -422,17 +428,24 @@ class GroupRobustTrainer(Trainer):
             self.objective,
             self.groups,
             parameters,
-            engine=AutoEngine(self._network, parameters, engine, self._all_agree) if fast else None,
+            engine=AutoEngine(self._network, parameters, engine, communication.all_agree) if fast else None,
             weight_timing=self._option("weight_timing") or ("next" if accumulates else "current"),
-            reduce=None
-            if num_processes == 1
-            else (lambda tensor: self.accelerator.reduce(tensor.to(device), reduction="sum").to(tensor.device)),
-            num_processes=num_processes,
+            communication=communication,
+            loss_scale=None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale,
+            nonfinite=self._option("nonfinite"),
         )
 
-    def _all_agree(self, yes: bool) -> bool:
-        votes = torch.tensor([float(yes)], device=self.args.device)
-        return bool(self.accelerator.reduce(votes, reduction="sum").item() == self.accelerator.num_processes)
+    def _communication(self) -> Communication:
+        if self.accelerator.num_processes == 1:
+            return Communication()
+        device = self.args.device
+        if dist.is_initialized():
+            return ProcessGroupCommunication(device)
+        return Communication(
+            lambda tensor: self.accelerator.reduce(tensor.to(device), reduction="sum").to(tensor.device),
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+        )
 
     def _gradient_scope(self) -> dict[str, nn.Parameter]:
         layers = self._option("gradient_layers")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning, Objective
+from hf_cgd.communication import Communication
 
 TWO = GroupInfo(["a", "b"], [90, 10])
 
@@ -148,7 +149,7 @@ def test_group_dro_without_steps_is_the_mean_of_group_means() -> None:
 
 def test_the_scalar_makes_up_for_the_division_by_processes() -> None:
     one = GroupRobustLoss(GroupDRO(step_size=0), TWO)
-    four = GroupRobustLoss(GroupDRO(step_size=0), TWO, num_processes=4)
+    four = GroupRobustLoss(GroupDRO(step_size=0), TWO, communication=Communication(num_processes=4))
     group_ids = torch.tensor([0, 1])
     assert four(losses_of(1, 2), group_ids).item() == 4 * one(losses_of(1, 2), group_ids).item()
 

@@ -1,7 +1,8 @@
 """The weight gradient of each group in one layer, from the layer's inputs and the gradients of its outputs."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,13 +16,17 @@ from hf_cgd.gradients.surrogate import tensors_in
 
 @dataclass
 class Call:
-    """One use of a module of the scope: what went in, and where the gradient of what came out can be asked for."""
+    """One use of a module of the scope: what went in, and where the gradient of what came out can be asked for.
+
+    `autocast` is what was in force then, for running the module again.
+    """
 
     module: nn.Module
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     outputs: list[GradientEdge]
     kind: str
+    autocast: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     @property
     def inputs(self) -> Tensor:
@@ -175,7 +180,7 @@ def _add_rerun(call: Call, gradients: Sequence[Tensor | None], members: Members,
     used = {place: gradient for place, gradient in enumerate(gradients) if gradient is not None}
     for group, (start, end) in enumerate(members.bounds):
         chosen = members.order[start:end]
-        with torch.enable_grad():
+        with torch.enable_grad(), call.autocast:
             output = call.module(*_rows(call.arguments, chosen, batch), **_rows(call.keywords, chosen, batch))
             outputs = [part for part in tensors_in(output) if part.requires_grad]
             found = torch.autograd.grad(

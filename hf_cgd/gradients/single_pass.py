@@ -181,7 +181,9 @@ class SinglePassEngine:
                 self.computed_in = part.dtype
         # An edge is taken in place of the output itself, which an in-place activation may change.
         edges = [get_gradient_edge(part) for part in outputs]
-        self._calls.append(Call(module, arguments, keywords, edges, self._kinds[module]))
+        device = next((part.device.type for part in outputs), "cpu")
+        cast = torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
+        self._calls.append(Call(module, arguments, keywords, edges, self._kinds[module], cast))
 
 
 @dataclass(frozen=True)
