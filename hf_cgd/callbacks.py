@@ -59,6 +59,18 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.trainer.begin_run(saved["attributes"]["saved"] if saved else None, resumed)
 
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the sampler its epoch, which does not reach it where a run of several processes resumes in mid-epoch."""
+        loader = kwargs.get("train_dataloader")
+        sampler = getattr(loader, "batch_sampler", None)
+        while sampler is not None:
+            if hasattr(sampler, "set_epoch"):
+                steps = max(1, math.ceil(len(loader) / args.gradient_accumulation_steps))
+                sampler.set_epoch(state.global_step // steps)
+            sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

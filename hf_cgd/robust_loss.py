@@ -146,6 +146,7 @@ class GroupRobustLoss:
             self.open_window([group_ids])
         # Statistics are no place for autocast: it would form the inner products in half precision.
         with torch.autocast(losses.device.type, enabled=False):
+            losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
             scale = 1.0 if self._loss_scale is None else self._loss_scale()
             gradients = self._gather(losses, group_ids, scale)
             last = self._remaining == 0
@@ -364,7 +365,9 @@ class GroupRobustLoss:
         if expected:
             logger.info("Optimizer step %d: gradients of the group(s) %s overflow under the loss scale", step, bad)
             return
-        problem = f"In optimizer step {step} the loss or gradient of the group(s) {bad} is not finite (NaN or infinite)."
+        problem = (
+            f"In optimizer step {step} the loss or gradient of the group(s) {bad} is not finite (NaN or infinite)."
+        )
         advice = "Look for a learning rate that is too high, or for bad input in these groups."
         if self.nonfinite == "raise":
             raise FloatingPointError(f"{problem} {advice}")

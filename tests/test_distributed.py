@@ -31,7 +31,7 @@ from hf_cgd.sampling import BalancedGroupSampler, WeightedGroupSampler
 
 HERE = Path(__file__).parent
 WITH_THREE = (
-    "erm", "erm_uw uneven", "group_dro uneven", "cgd per_group", "cgd single_pass", "cgd sketch", "cgd momentum",
+    "erm_uw uneven", "group_dro uneven", "cgd per_group", "cgd single_pass", "cgd sketch", "cgd momentum",
 )  # fmt: skip
 RUNS = [(2, case) for case in CASES] + [(3, case) for case in WITH_THREE]
 Results = dict[int, list[dict[str, Any]]]
@@ -176,8 +176,16 @@ def test_running_averages_are_saved_whole_and_resumed_with_any_number_of_process
 # ---- Sampling -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-@pytest.mark.parametrize("sampling", ["balanced", "weighted"])
+def test_the_trainers_own_order_is_resumed_in_mid_epoch_too(results: Results) -> None:
+    size = GLOBAL_BATCH // 2
+    for rank in results[2]:
+        straight, resumed = rank["none"]["straight"], rank["none"]["resumed"]
+        rest = straight["read"][SAVED_STEP * size : SAMPLED_STEPS * size]
+        assert resumed["read"][: len(rest)] == rest
+        assert resumed["weights"] == straight["weights"]
+
+
+@pytest.mark.parametrize(("processes", "sampling"), [(2, "balanced"), (2, "weighted"), (3, "balanced")])
 def test_the_order_of_a_sampler_is_dealt_out_once(results: Results, processes: int, sampling: str) -> None:
     """Whatever their random states, processes share one order; each batch of each is one run of it."""
     size = GLOBAL_BATCH // processes
@@ -203,7 +211,9 @@ def test_the_order_of_a_sampler_is_dealt_out_once(results: Results, processes: i
                 assert len(counts) == 3 and max(counts.values()) - min(counts.values()) <= 1
     if sampling == "balanced":
         first_epoch = [
-            row for rank in results[processes] for row in rank[sampling]["straight"]["read"][: SAMPLED_ROWS // processes]
+            row
+            for rank in results[processes]
+            for row in rank[sampling]["straight"]["read"][: SAMPLED_ROWS // processes]
         ]
         assert sorted(first_epoch) == list(range(SAMPLED_ROWS)) and per_epoch % processes == 0
 
