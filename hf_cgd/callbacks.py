@@ -62,8 +62,8 @@ class GroupStateCallback(TrainerCallback, ExportableState):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell the sampler its epoch, which does not reach it where a run of several processes resumes in mid-epoch."""
-        loader = kwargs.get("train_dataloader")
+        """Tell the sampler its epoch, which does not reach it where several processes resume within an epoch."""
+        loader: Any = kwargs.get("train_dataloader")
         sampler = getattr(loader, "batch_sampler", None)
         while sampler is not None:
             if hasattr(sampler, "set_epoch"):
@@ -85,7 +85,9 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         if tensors and state.is_world_process_zero:
             assert args.output_dir is not None
             folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-            save_file(tensors, os.path.join(folder, TENSORS_FILE))
+            unfinished = os.path.join(folder, f"{TENSORS_FILE}.tmp")
+            save_file(tensors, unfinished)
+            os.replace(unfinished, os.path.join(folder, TENSORS_FILE))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

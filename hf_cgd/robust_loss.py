@@ -365,9 +365,7 @@ class GroupRobustLoss:
         if expected:
             logger.info("Optimizer step %d: gradients of the group(s) %s overflow under the loss scale", step, bad)
             return
-        problem = (
-            f"In optimizer step {step} the loss or gradient of the group(s) {bad} is not finite (NaN or infinite)."
-        )
+        problem = f"In optimizer step {step} the loss or gradient of the group(s) {bad} is not finite (NaN or inf)."
         advice = "Look for a learning rate that is too high, or for bad input in these groups."
         if self.nonfinite == "raise":
             raise FloatingPointError(f"{problem} {advice}")

@@ -9,7 +9,7 @@ import hf_cgd
 
 PACKAGE = Path(hf_cgd.__file__).parent
 LAYERS = [
-    ["columns", "communication", "functional", "guard_rails", "losses"],
+    ["columns", "communication", "functional", "group_history", "guard_rails", "losses"],
     ["groups", "forward_pass", "sampling", "objectives.base", "pooled_rows", "gradients.scope", "gradients.surrogate",
      "metrics.intervals"],
     ["gradients.layer_gradients", "gradients.per_group"],
@@ -20,7 +20,7 @@ LAYERS = [
     ["objectives.erm", "objectives.group_dro", "objectives.cgd", "metrics", "metrics.evaluate_module"],
     ["objectives"],
     ["robust_loss", "tasks"],
-    ["config", "evaluation", "callbacks", "plots", "cards"],
+    ["config", "evaluation", "callbacks", "checkpoints", "plots", "cards"],
     ["trainer"],
     ["launch", "cli"],
     [""],
