@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 WEIGHT_TIMINGS = ("current", "next")
 NONFINITE = ("skip", "raise")
+LARGE_ROWS = 4 * 2**30
+"""Bytes of pooled group gradients beyond which a warning tells of sketches."""
 GradientEngine = PerGroupEngine | AutoEngine
 
 
@@ -106,7 +108,7 @@ class GroupRobustLoss:
         self._average_rows: dict[int, Tensor] = {}
         """Running averages of the groups present so far: of each, this process's columns."""
         self._average_losses = torch.zeros(len(self.groups), dtype=torch.float64)
-        self._warned_nonfinite = False
+        self._warned_nonfinite = self._warned_large = False
         self._monitor = WeightMonitor(self.groups.names)
         self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
         self._before: tuple[Tensor, dict[int, Tensor], Tensor] | None = None
@@ -288,7 +290,19 @@ class GroupRobustLoss:
             present = self._counts.nonzero().flatten().tolist()
             self._row_size = gradients.rows.shape[1]
             self._pooled_rows.add(present, present_here, gradients.rows)
+            self._warn_of_large_rows(len(present) * gradients.rows[0].nbytes)
         return gradients
+
+    def _warn_of_large_rows(self, size: int) -> None:
+        if size > LARGE_ROWS and not self._warned_large:
+            self._warned_large = True
+            warnings.warn(
+                f"The gradients of all groups of a step take {size / 2**30:.1f} GiB on every process, since they are "
+                "pooled over micro-batches or processes. gradient_engine='sketch' pools small sketches in their "
+                "place; fewer gradient_layers take less as well.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
 
     def _move_weights(self, scale: float) -> None:
         if self.alpha is None:

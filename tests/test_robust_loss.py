@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -196,6 +197,23 @@ def test_what_an_objective_needs_is_asked_for_at_construction() -> None:
         GroupRobustLoss(GroupDRO(), TWO, weight_timing="later")
     with pytest.raises(ValueError, match=r"weight_timing='current' needs the whole optimizer step.*got 2"):
         GroupRobustLoss(GroupDRO(), TWO).open_window([torch.tensor([0])] * 2)
+
+
+def test_pooled_gradients_that_are_large_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_cgd.robust_loss.LARGE_ROWS", 2 * 6 * 8 - 1)
+    model = Quadratic()
+    robust_loss = GroupRobustLoss(CGD(), TWO, list(model.parameters()), weight_timing="next")
+    ids = torch.tensor([0, 1])
+    with pytest.warns(GroupRobustWarning, match="take 0.0 GiB on every process.*gradient_engine='sketch'") as caught:
+        for _ in range(2):
+            robust_loss.open_window([ids, ids])
+            for _ in range(2):
+                robust_loss(model(torch.ones(2, 5, dtype=torch.float64)), ids)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        alone = GroupRobustLoss(CGD(), TWO, list(model.parameters()))
+        alone(model(torch.ones(2, 5, dtype=torch.float64)), ids)
 
 
 # ---- State --------------------------------------------------------------------------------
