@@ -56,6 +56,10 @@ class Counted:
         self.sent += tensor.nbytes
         dist.all_reduce(tensor)
 
+    def all_to_all_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
+        self.sent += given.nbytes
+        dist.all_to_all_single(output, given)
+
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
         self.sent += given.nbytes
         dist.reduce_scatter_single(output, given)

@@ -60,6 +60,9 @@ class ProcessGroupCommunication(Communication):
         super().__init__(self._all_reduce, dist.get_world_size(), dist.get_rank())
         self._device = device
         self._scatters = True
+        # gloo's own reduce-scatter is an all-reduce inside, and takes longer than one.
+        self._exchange = self._all_to_all if dist.get_backend() == "gloo" else self._reduce_scatter
+        self._memory: Tensor | None = None
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
         moved = tensor.to(self._device, copy=True)
@@ -67,14 +70,10 @@ class ProcessGroupCommunication(Communication):
         return moved.to(tensor.device)
 
     def sum_scattered(self, parts: Tensor) -> Tensor:
-        """See `Communication.sum_scattered`: one reduce-scatter, or an all-reduce where the backend has none."""
+        """See `Communication.sum_scattered`: a reduce-scatter, or an all-reduce where the backend has none."""
         if self._scatters:
-            moved = parts.to(self._device).contiguous()
-            own = torch.empty_like(moved[0])
             try:
-                # gloo takes flat tensors only.
-                dist.reduce_scatter_single(own.view(-1), moved.view(-1))
-                return own.to(parts.device)
+                return self._exchange(parts.to(self._device).contiguous()).to(parts.device)
             except RuntimeError as error:
                 # Raised alike by all processes, before anything was sent.
                 if "support" not in str(error):
@@ -82,6 +81,20 @@ class ProcessGroupCommunication(Communication):
                 logger.info("Group gradients are all-reduced: %s", error)
                 self._scatters = False
         return super().sum_scattered(parts)
+
+    def _reduce_scatter(self, parts: Tensor) -> Tensor:
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter_single(own.view(-1), parts.view(-1))
+        return own
+
+    def _all_to_all(self, parts: Tensor) -> Tensor:
+        memory = self._memory
+        # Kept from step to step: fresh memory of this size costs as much as a layer.
+        if memory is None or len(memory) < parts.numel() or memory.dtype != parts.dtype:
+            self._memory = memory = torch.empty_like(parts).view(-1)
+        received = memory[: parts.numel()]
+        dist.all_to_all_single(received, parts.view(-1))
+        return received.view_as(parts).sum(dim=0)
 
     def gather(self, part: Tensor) -> Tensor:
         """See `Communication.gather`."""

@@ -42,7 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
     },
-    "cgd all-reduced": {**CGD, "backend_scatters": False},
+    "cgd reduce-scattered": {**CGD, "backend": "another"},
+    "cgd all-reduced": {**CGD, "backend": "without"},
 }
 EVALUATED = ("erm", "cgd")
 SAMPLED_ROWS, SAMPLED_STEPS, SAVED_STEP = 36, 8, 4
@@ -51,19 +52,26 @@ SAMPLED_ROWS, SAMPLED_STEPS, SAVED_STEP = 36, 8, 4
 class Collectives:
     """Stands in for `torch.distributed` and notes every collective with the bytes that it is given."""
 
-    def __init__(self, scatters: bool) -> None:
+    def __init__(self, backend: str) -> None:
         self.calls: list[tuple[str, int]] = []
-        self._scatters = scatters
+        self._backend = backend
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
+
+    def get_backend(self) -> str:
+        return self._backend
+
+    def all_to_all_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
+        self.calls.append(("all_to_all", given.nbytes))
+        dist.all_to_all_single(output, given)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self.calls.append(("all_reduce", tensor.nbytes))
         dist.all_reduce(tensor)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
-        if not self._scatters:
+        if self._backend == "without":
             raise RuntimeError("Backend of this test does not support reduce_scatter")
         self.calls.append(("reduce_scatter", given.nbytes))
         dist.reduce_scatter_single(output, given)
@@ -93,7 +101,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     world = int(os.environ.get("WORLD_SIZE", "1"))
     changes = dict(CASES[name])
     rows = changes.pop("rows", 60)
-    collectives = Collectives(changes.pop("backend_scatters", True))
+    collectives = Collectives(changes.pop("backend", "gloo"))
     args = arguments(output_dir, world, **changes)
     data = text_dataset(rows).remove_columns("group").add_column("group", groups_of_rows(rows))
     trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))

@@ -78,6 +78,9 @@ class Group:
         self.error = error
         self.calls: list[str] = []
 
+    def get_backend(self) -> str:
+        return "mpi"
+
     def get_world_size(self) -> int:
         return 2
 

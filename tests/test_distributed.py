@@ -123,7 +123,7 @@ def expected_collectives(
         if step == 0:
             calls += [("all_reduce", 4)] * votes
         if case.startswith("cgd"):
-            rows = "all_reduce" if case == "cgd all-reduced" else "reduce_scatter"
+            rows = {"cgd all-reduced": "all_reduce", "cgd reduce-scattered": "reduce_scatter"}.get(case, "all_to_all")
             calls.append((rows, world * groups * width * 4))
             calls.append(("all_reduce", (4 + groups**2) * 8))
         elif case.startswith("group_dro"):

@@ -117,8 +117,7 @@ class SinglePassEngine:
     def _gather(self, step: "BackwardPass", losses: Tensor, need_rows: bool) -> GroupGradients:
         size = len(step.members.bounds) * self.size * losses.element_size()
         if need_rows or size <= self.memory_budget or self._shared:
-            # Nobody keeps the rows beyond the step where only inner products are asked for.
-            memory = None if need_rows else self._kept(len(step.members.bounds), self.size, losses)
+            memory = self._kept(len(step.members.bounds), self.size, losses)
             return _RowGradients(self.rows_of(step.calls, step.members, losses, memory), step)
         return DeferredGradients(step, losses, self._gram_by_module(step, losses))
 
