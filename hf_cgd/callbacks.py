@@ -26,6 +26,9 @@ class GroupRun(Protocol):
     def begin_run(self, saved: dict[str, Any] | None, resumed: bool) -> None:
         """Start afresh, or from the saved state."""
 
+    def end_step(self) -> None:
+        """An optimizer step is over."""
+
     def end_run(self) -> None:
         """Training is over."""
 
@@ -56,6 +59,25 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.trainer.begin_run(saved["attributes"]["saved"] if saved else None, resumed)
 
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the sampler its epoch, which does not reach it where several processes resume within an epoch."""
+        loader: Any = kwargs.get("train_dataloader")
+        sampler = getattr(loader, "batch_sampler", None)
+        while sampler is not None:
+            if hasattr(sampler, "set_epoch"):
+                steps = max(1, math.ceil(len(loader) / args.gradient_accumulation_steps))
+                sampler.set_epoch(state.global_step // steps)
+            sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell the trainer, which knows whether the step was left out."""
+        if self.trainer is not None:
+            self.trainer.end_step()
+
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Put the large part of the group state, where there is any, beside the checkpoint that was just written."""
         loss = self.trainer.robust_loss if self.trainer is not None else None
@@ -63,7 +85,9 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         if tensors and state.is_world_process_zero:
             assert args.output_dir is not None
             folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
-            save_file(tensors, os.path.join(folder, TENSORS_FILE))
+            unfinished = os.path.join(folder, f"{TENSORS_FILE}.tmp")
+            save_file(tensors, unfinished)
+            os.replace(unfinished, os.path.join(folder, TENSORS_FILE))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

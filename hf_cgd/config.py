@@ -12,7 +12,7 @@ from hf_cgd.objectives import KNOBS, OBJECTIVES, Objective, build_objective
 from hf_cgd.objectives.adaptive import AdaptiveObjective
 from hf_cgd.objectives.base import ABSENT_GROUPS, require_one_of
 from hf_cgd.objectives.cgd import INTERACTIONS, SCALINGS, VARIANTS
-from hf_cgd.robust_loss import WEIGHT_TIMINGS
+from hf_cgd.robust_loss import NONFINITE, WEIGHT_TIMINGS
 from hf_cgd.sampling import GROUP_SAMPLINGS
 
 FORWARD_MODES = ("joint", "split")
@@ -91,6 +91,12 @@ class GroupRobustConfig(TrainingArguments):
         "none",
         choices=[*GROUP_SAMPLINGS],
     )
+    nonfinite: str = _option(
+        "Where the loss or gradient of a group is NaN or infinite: 'skip' leaves the group weights as they are for "
+        "that step and warns; 'raise' stops the run.",
+        "skip",
+        choices=[*NONFINITE],
+    )
     min_group_size: int = _option(
         "Smallest training group that is accepted; smaller ones are usually typing errors or ids.", 2
     )
@@ -104,6 +110,7 @@ class GroupRobustConfig(TrainingArguments):
         require_one_of("gradient_engine", self.gradient_engine, ENGINES)
         require_one_of("forward_mode", self.forward_mode, FORWARD_MODES)
         require_one_of("group_sampling", self.group_sampling, GROUP_SAMPLINGS)
+        require_one_of("nonfinite", self.nonfinite, NONFINITE)
         objective = self.build_objective()
         if self.gradient_layers is not None:
             parse_gradient_layers(self.gradient_layers)
@@ -121,6 +128,8 @@ class GroupRobustConfig(TrainingArguments):
                     f"gradient_accumulation_steps={self.gradient_accumulation_steps} rules out. Leave weight_timing "
                     "unset (it is 'next' with accumulation), or do not accumulate."
                 )
+        if self.nonfinite != "skip":
+            self._refuse_unless(isinstance(objective, AdaptiveObjective), "nonfinite", "has no moving weights")
         if self.group_sampling != "none" and self.train_sampling_strategy != "random":
             raise ValueError(
                 f"group_sampling={self.group_sampling!r} and train_sampling_strategy={self.train_sampling_strategy!r} "

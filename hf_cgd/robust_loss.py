@@ -1,5 +1,6 @@
 """The step of group-robust training for any loop: per-example losses in, one scalar out, weights moved on the way."""
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -8,13 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.communication import Communication
 from hf_cgd.functional import group_counts_of
 from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, gram_matrix
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning, WeightMonitor
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
+from hf_cgd.objectives.base import require_one_of
+from hf_cgd.pooled_rows import PooledRows
+
+logger = logging.getLogger(__name__)
 
 WEIGHT_TIMINGS = ("current", "next")
+NONFINITE = ("skip", "raise")
+LARGE_ROWS = 4 * 2**30
+"""Bytes of pooled group gradients beyond which a warning tells of sketches."""
 GradientEngine = PerGroupEngine | AutoEngine
 
 
@@ -36,8 +45,12 @@ class GroupRobustLoss:
         weight_timing: "current": the statistics of a step set the weights of that very step. "next": those of the
             following one, which is what accumulation over several micro-batches needs.
         engine: takes the group gradients; None for `PerGroupEngine(parameters)`.
-        reduce: sums a tensor over all processes; None for a single process.
-        num_processes: by which DDP divides the gradient; the scalar is multiplied by it.
+        communication: sums over the processes; None for a single one. The scalar makes up for DDP's division by their
+            number.
+        loss_scale: tells the factor that a `GradScaler` will give the scalar (`scaler.get_scale`), so that group
+            gradients are taken under it as well, and small ones survive float16; None for none.
+        nonfinite: what to do where the loss or gradient of a group is not finite: "skip" leaves the weights as they
+            are, warns once and counts in `skipped_updates`; "raise" raises a FloatingPointError.
 
     Raises:
         ValueError: an objective that needs gradients without parameters, or one that needs counts without them.
@@ -51,9 +64,11 @@ class GroupRobustLoss:
         *,
         weight_timing: str = "current",
         engine: GradientEngine | None = None,
-        reduce: Callable[[Tensor], Tensor] | None = None,
-        num_processes: int = 1,
+        communication: Communication | None = None,
+        loss_scale: Callable[[], float] | None = None,
+        nonfinite: str = "skip",
     ) -> None:
+        require_one_of("nonfinite", nonfinite, NONFINITE)
         if weight_timing not in WEIGHT_TIMINGS:
             raise ValueError(f"weight_timing must be one of {WEIGHT_TIMINGS}, got {weight_timing!r}.")
         parameters = list(parameters)
@@ -70,9 +85,12 @@ class GroupRobustLoss:
         self.objective = objective
         self.groups = groups
         self.weight_timing = weight_timing
-        self.num_processes = num_processes
+        self.nonfinite = nonfinite
         self._momentum: float = getattr(objective, "interaction_momentum", 0.0)
-        self._reduce = reduce or (lambda tensor: tensor)
+        self._communication = communication or Communication()
+        self._loss_scale = loss_scale
+        self._pooled_rows = PooledRows(self._communication)
+        self._row_size = 0
         self._engine: GradientEngine | None = None
         if objective.needs_gradients:
             self._engine = engine or PerGroupEngine(parameters)
@@ -88,9 +106,12 @@ class GroupRobustLoss:
         self.skipped_updates = 0
         """Weight updates left out because a loss or gradient was not finite."""
         self._average_rows: dict[int, Tensor] = {}
+        """Running averages of the groups present so far: of each, this process's columns."""
         self._average_losses = torch.zeros(len(self.groups), dtype=torch.float64)
+        self._warned_nonfinite = self._warned_large = False
         self._monitor = WeightMonitor(self.groups.names)
         self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
+        self._before: tuple[Tensor, dict[int, Tensor], Tensor] | None = None
         self._close_window()
 
     def open_window(self, group_ids: Sequence[Tensor]) -> None:
@@ -109,7 +130,7 @@ class GroupRobustLoss:
                 "micro-batches. Use weight_timing='next', or no gradient accumulation."
             )
         counts = sum(group_counts_of(ids.cpu(), len(self.groups)) for ids in group_ids)
-        self._counts: Tensor | None = self._reduce(torch.as_tensor(counts, dtype=torch.float64))
+        self._counts: Tensor | None = self._communication.sum(torch.as_tensor(counts, dtype=torch.float64))
         self._micro_batches = self._remaining = len(group_ids)
 
     def __call__(self, losses: Tensor, group_ids: Tensor) -> Tensor:
@@ -125,16 +146,28 @@ class GroupRobustLoss:
         """
         if self._remaining == 0:
             self.open_window([group_ids])
-        gradients = self._gather(losses, group_ids)
-        last = self._remaining == 0
-        if last and self.weight_timing == "current":
-            self._move_weights()
-        loss = self._scalar(losses, group_ids, gradients)
-        if last and self.weight_timing == "next":
-            self._move_weights()
+        # Statistics are no place for autocast: it would form the inner products in half precision.
+        with torch.autocast(losses.device.type, enabled=False):
+            losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+            scale = 1.0 if self._loss_scale is None else self._loss_scale()
+            gradients = self._gather(losses, group_ids, scale)
+            last = self._remaining == 0
+            if last and self.weight_timing == "current":
+                self._move_weights(scale)
+            loss = self._scalar(losses, group_ids, gradients, scale)
+            if last and self.weight_timing == "next":
+                self._move_weights(scale)
         if last:
             self._close_window()
         return loss
+
+    def undo_update(self) -> None:
+        """Take the last weight update back, for an optimizer step that a `GradScaler` left out after an overflow."""
+        if self._before is not None:
+            self.alpha, self._average_rows, self._average_losses = self._before
+            self._before = None
+            self.updates -= 1
+            self.skipped_updates += 1
 
     def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass of a training step; the faster gradient engines need it."""
@@ -146,7 +179,7 @@ class GroupRobustLoss:
 
     def drain_group_losses(self) -> dict[str, float]:
         """Mean training loss of each group since the last call, by name; groups without examples are left out."""
-        sums, counts = self._reduce(self._logged_sums)
+        sums, counts = self._communication.sum(self._logged_sums)
         self._logged_sums = torch.zeros_like(self._logged_sums)
         return {
             name: (total / count).item()
@@ -175,9 +208,14 @@ class GroupRobustLoss:
         }
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The large part of the state, by name: running averages of the groups' gradients; {} without momentum."""
-        names = self.groups.names
-        return {f"average_gradient.{names[group]}": row.cpu() for group, row in self._average_rows.items()}
+        """The large part of the state, by name: running averages of the groups' gradients; {} without momentum.
+
+        Whole on every process, whatever their number; all of them have to call.
+        """
+        return {
+            f"average_gradient.{self.groups.names[group]}": self._pooled_rows.whole_row(row, self._row_size).cpu()
+            for group, row in self._average_rows.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         """Inverse of `state_dict` (and of `state_tensors`); groups are matched by name, in any order.
@@ -204,8 +242,9 @@ class GroupRobustLoss:
         for place, name in enumerate(self.groups.names):
             if f"average_gradient.{name}" in (tensors or {}):
                 assert tensors is not None and self._engine is not None
-                device = self._engine.parameters[0].device
-                self._average_rows[place] = tensors[f"average_gradient.{name}"].to(device)
+                row = tensors[f"average_gradient.{name}"]
+                self._row_size = len(row)
+                self._average_rows[place] = self._pooled_rows.own_columns(row).to(self._engine.parameters[0].device)
         self.updates = state["updates"]
         self.skipped_updates = state["skipped_updates"]
 
@@ -213,23 +252,27 @@ class GroupRobustLoss:
         self._counts = None
         self._micro_batches = self._remaining = 0
         self._pooled_losses = torch.zeros(len(self.groups), dtype=torch.float64)
-        self._pooled_gradients: dict[int, Tensor] = {}
+        self._pooled_rows.discard()
         self._gram: Tensor | None = None
 
-    def _scalar(self, losses: Tensor, group_ids: Tensor, gradients: GroupGradients | None) -> Tensor:
+    def _scalar(self, losses: Tensor, group_ids: Tensor, gradients: GroupGradients | None, scale: float) -> Tensor:
         assert self._counts is not None
         counts = self._counts.to(losses.device)
         alpha = None if self.alpha is None else self.alpha.to(losses.device)
         output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha))
         # Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP).
-        loss = output.loss * (self._micro_batches * self.num_processes)
+        loss = output.loss * (self._micro_batches * self._communication.num_processes)
         if gradients is None:
             return loss
         (coefficients,) = torch.autograd.grad(loss, losses, retain_graph=True)
-        return gradients.scalar(loss, coefficients)
+        if scale == 1:
+            return gradients.scalar(loss, coefficients)
+        # The gradients at hand are those of the scaled losses; a power of two changes no digit of the value.
+        return gradients.scalar(loss * scale, coefficients) / scale
 
-    def _gather(self, losses: Tensor, group_ids: Tensor) -> GroupGradients | None:
-        """Pool this micro-batch's statistics; its group gradients, where the objective needs any."""
+    def _gather(self, losses: Tensor, group_ids: Tensor, scale: float) -> GroupGradients | None:
+        """Pool this micro-batch's statistics; its group gradients times `scale`, where the objective needs any."""
+        assert self._counts is not None
         sums = self._sums(losses, group_ids)
         self._logged_sums += sums
         self._pooled_losses += sums[0]
@@ -237,40 +280,48 @@ class GroupRobustLoss:
         if self._engine is None:
             return None
         present_here = sums[1].nonzero().flatten().tolist()
-        gradients = self._engine.group_gradients(losses, group_ids, present_here)
-        alone = self._micro_batches == 1 and self.num_processes == 1
+        scaled = losses if scale == 1 else losses * scale
+        gradients = self._engine.group_gradients(scaled, group_ids, present_here)
+        alone = self._micro_batches == 1 and self._communication.num_processes == 1
         if alone and self._momentum == 0:
             self._gram = gradients.gram()
         else:
-            for group, row in zip(present_here, gradients.rows, strict=True):
-                pooled = self._pooled_gradients.get(group)
-                self._pooled_gradients[group] = row if pooled is None else pooled + row
+            present = self._counts.nonzero().flatten().tolist()
+            self._row_size = gradients.rows.shape[1]
+            self._pooled_rows.add(present, present_here, gradients.rows)
+            self._warn_of_large_rows(len(present) * gradients.rows[0].nbytes)
         return gradients
 
-    def _move_weights(self) -> None:
+    def _warn_of_large_rows(self, size: int) -> None:
+        if size > LARGE_ROWS and not self._warned_large:
+            self._warned_large = True
+            warnings.warn(
+                f"The gradients of all groups of a step take {size / 2**30:.1f} GiB on every process, since they are "
+                "pooled over micro-batches or processes. gradient_engine='sketch' pools small sketches in their "
+                "place; fewer gradient_layers take less as well.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
+
+    def _move_weights(self, scale: float) -> None:
         if self.alpha is None:
             return
         assert self._counts is not None
         counts = self._counts
         present = counts.nonzero().flatten()
-        losses = self._reduce(self._pooled_losses) / counts.clamp_min(1)
-        rows: Tensor | None = None
-        inner: Tensor | None = None
-        if self._gram is not None:
-            inner = self._gram / (counts[present, None] * counts[None, present])
-        elif self._engine is not None:
-            rows = self._pooled_rows(present)
-            rows /= counts[present, None].to(rows)
-            inner = gram_matrix(rows)
-        finite = losses.isfinite()
+        totals, rows, inner = self._pooled(present, scale)
+        losses = totals / counts.clamp_min(1)
+        losses_finite = losses.isfinite()
+        finite = losses_finite.clone()
         if inner is not None:
             finite[present] &= inner.diagonal().isfinite()
         if not bool(finite.all()):
-            self._skip(finite)
+            self._skip(finite, expected=scale != 1 and bool(losses_finite.all()))
             return
+        if self._loss_scale is not None:
+            self._before = (self.alpha, dict(self._average_rows), self._average_losses)
         if rows is not None and self._momentum > 0:
-            losses, rows = self._averaged(losses, rows, present)
-            inner = gram_matrix(rows)
+            losses = self._averaged(losses, rows, present)
         gram: Tensor | None = None
         if inner is not None:
             gram = torch.zeros(len(counts), len(counts), dtype=torch.float64)
@@ -280,33 +331,61 @@ class GroupRobustLoss:
         self.updates += 1
         self._monitor.observe(self.alpha, self.updates)
 
-    def _pooled_rows(self, present: Tensor) -> Tensor:
-        """Gradient sums of the present groups over all micro-batches and processes, [G, P]."""
-        zero = torch.zeros_like(next(iter(self._pooled_gradients.values())))
-        rows = torch.stack([self._pooled_gradients.get(group, zero) for group in present.tolist()])
-        self._pooled_gradients = {}
-        return self._reduce(rows)
+    def _pooled(self, present: Tensor, scale: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Statistics over all micro-batches and processes.
 
-    def _averaged(self, losses: Tensor, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        """Running averages of the losses [K] and of the gradients [G, P] of the present groups."""
+        Returns:
+            sums of the losses [K]; gradients of the group mean losses (this process's columns, [G, c]), averaged with
+            the running ones under momentum, None where the inner products came without; inner products [G, G], None
+            for an objective without gradients.
+        """
+        assert self._counts is not None
+        divisors = self._counts[present] * scale
+        rows: Tensor | None = None
+        inner: Tensor | None = None
+        if self._gram is not None:
+            inner = self._gram / (divisors[:, None] * divisors[None, :])
+        elif self._engine is not None:
+            rows = self._pooled_rows.close()
+            rows /= divisors[:, None].to(rows)
+            for place, group in enumerate(present.tolist()):
+                if group in self._average_rows:
+                    rows[place].mul_(1 - self._momentum).add_(self._average_rows[group], alpha=self._momentum)
+            inner = gram_matrix(rows)
+        if self._gram is not None or inner is None:
+            return self._communication.sum(self._pooled_losses), rows, inner
+        both = self._communication.sum(torch.cat([self._pooled_losses, inner.flatten()]))
+        losses, inner = both.split([len(self.groups), inner.numel()])
+        return losses, rows, inner.view(len(present), len(present))
+
+    def _averaged(self, losses: Tensor, rows: Tensor, present: Tensor) -> Tensor:
+        """Keeps the averages: rows [G, c] that are averaged already, and those of the losses [K], which it returns."""
         losses, kept = losses.clone(), self._momentum
+        self._average_losses = self._average_losses.clone()
         for place, group in enumerate(present.tolist()):
-            old = self._average_rows.get(group)
-            if old is not None:
-                rows[place] = kept * old + (1 - kept) * rows[place]
+            if group in self._average_rows:
                 losses[group] = kept * self._average_losses[group] + (1 - kept) * losses[group]
             self._average_rows[group] = rows[place].clone()
             self._average_losses[group] = losses[group]
-        return losses, rows
+        return losses
 
-    def _skip(self, finite: Tensor) -> None:
+    def _skip(self, finite: Tensor, expected: bool) -> None:
+        """Leave the weights as they are; `expected` for an overflow by which a `GradScaler` finds its scale."""
         self.skipped_updates += 1
-        if self.skipped_updates == 1:
-            bad = [name for name, ok in zip(self.groups.names, finite.tolist(), strict=True) if not ok]
+        self._before = None
+        bad = [name for name, ok in zip(self.groups.names, finite.tolist(), strict=True) if not ok]
+        step = self.updates + self.skipped_updates
+        if expected:
+            logger.info("Optimizer step %d: gradients of the group(s) %s overflow under the loss scale", step, bad)
+            return
+        problem = f"In optimizer step {step} the loss or gradient of the group(s) {bad} is not finite (NaN or inf)."
+        advice = "Look for a learning rate that is too high, or for bad input in these groups."
+        if self.nonfinite == "raise":
+            raise FloatingPointError(f"{problem} {advice}")
+        if not self._warned_nonfinite:
+            self._warned_nonfinite = True
             warnings.warn(
-                f"After {self.updates} weight updates the loss or gradient of the group(s) {bad} is not finite "
-                "(NaN or infinite). The group weights stay as they are for such steps. Look for a learning rate that "
-                "is too high, or for bad input in these groups.",
+                f"{problem} The group weights stay as they are for such steps. {advice}",
                 GroupRobustWarning,
                 stacklevel=2,
             )

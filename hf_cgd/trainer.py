@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
 from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_cgd.callbacks import TENSORS_FILE, GroupStateCallback
+from hf_cgd.checkpoints import forget_state, last_complete_checkpoint, require_complete
 from hf_cgd.collator import GROUP_IDS, GroupCollator, RenamingCollator, SubgroupCollator
 from hf_cgd.columns import Column, column_names
+from hf_cgd.communication import Communication, ProcessGroupCommunication
 from hf_cgd.config import GroupRobustConfig
 from hf_cgd.dataset_groups import (
     LABEL_COLUMNS,
@@ -32,6 +35,7 @@ from hf_cgd.dataset_groups import (
 from hf_cgd.evaluation import EvaluationMetrics, ExampleResults, unpack_labels
 from hf_cgd.forward_pass import forward_parameters, logits_of, renamed_input, split_forward
 from hf_cgd.gradients import AutoEngine, gradient_scope
+from hf_cgd.group_history import GroupHistory
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import warn_if_one_class
 from hf_cgd.losses import CLASSIFICATION, REGRESSION, example_losses, infer_problem_type, predictions_of
@@ -43,7 +47,7 @@ from hf_cgd.sampling import BalancedGroupSampler, WeightedGroupSampler
 logger = logging.getLogger(__name__)
 
 MAX_LOGGED_GROUPS = 32
-"""Weights and losses of more groups than this are logged as their extremes."""
+"""Weights and losses of more groups than this are logged as their extremes, and whole in a file of their own."""
 
 
 class GroupRobustTrainer(Trainer):
@@ -86,6 +90,7 @@ class GroupRobustTrainer(Trainer):
         self._warned_one_class = False
         self._metrics_step: int | None = None
         self._resumed_from: str | None = None
+        self._history: GroupHistory | None = None
 
         self.objective: Objective = self._build_objective()
         self._refuse_unsupported()
@@ -162,7 +167,11 @@ class GroupRobustTrainer(Trainer):
             self._read_training_groups()
         self.robust_loss = self._build_robust_loss()
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
+            averages = [TENSORS_FILE] if getattr(self.objective, "interaction_momentum", 0.0) else []
+            assert self.args.output_dir is not None
+            resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir, averages) or True
+        elif resume_from_checkpoint:
+            require_complete(resume_from_checkpoint)
         self._resumed_from = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
 
@@ -172,12 +181,15 @@ class GroupRobustTrainer(Trainer):
         Raises:
             ValueError: a checkpoint without group state, or one of other groups or another objective.
         """
-        self._warned_one_class = False
+        self._warned_one_class, self._history = False, None
         self.objective = self._build_objective()
         self._set_loss_scaling()
         self.robust_loss = self._build_robust_loss()
         if self.robust_loss is None or self.groups is None:
             return
+        if len(self.groups) > MAX_LOGGED_GROUPS and self.is_world_process_zero():
+            assert self.args.output_dir is not None
+            self._history = GroupHistory(self.args.output_dir, self.groups.names, self.state.global_step)
         if resumed and saved is not None:
             self.robust_loss.load_state_dict(saved, self._saved_tensors())
         elif resumed and self.objective.has_weights:
@@ -203,6 +215,11 @@ class GroupRobustTrainer(Trainer):
                 "from an older checkpoint, or with interaction_momentum=0."
             )
         return load_file(path)
+
+    def end_step(self) -> None:
+        """Called after an optimizer step: weights stay as they were where the parameters do, after an overflow."""
+        if self.robust_loss is not None and self.accelerator.optimizer_step_was_skipped:
+            self.robust_loss.undo_update()
 
     def end_run(self) -> None:
         """Called when training ends: metrics of any but the final model are dropped."""
@@ -278,6 +295,12 @@ class GroupRobustTrainer(Trainer):
             shown.update(self._group_logs(self.robust_loss))
         super().log(shown, start_time)
         logs.update({name: value for name, value in shown.items() if name not in logs})
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """See `Trainer.save_model`."""
+        if _internal_call and self.args.should_save:
+            forget_state(output_dir)
+        super().save_model(output_dir, _internal_call)
 
     def get_train_dataloader(self) -> DataLoader:
         """See `Trainer.get_train_dataloader`; batches carry group ids."""
@@ -411,8 +434,7 @@ class GroupRobustTrainer(Trainer):
         if self.groups is None:
             return None
         accumulates = self.args.gradient_accumulation_steps > 1
-        device = self.args.device
-        num_processes = self.accelerator.num_processes
+        communication = self._communication()
         parameters = list(self._gradient_scope().values()) if self.objective.needs_gradients else []
         engine = self._option("gradient_engine")
         # The fast engine needs one forward pass of the whole batch, and one coefficient for each group.
@@ -422,17 +444,24 @@ class GroupRobustTrainer(Trainer):
             self.objective,
             self.groups,
             parameters,
-            engine=AutoEngine(self._network, parameters, engine, self._all_agree) if fast else None,
+            engine=AutoEngine(self._network, parameters, engine, communication.all_agree) if fast else None,
             weight_timing=self._option("weight_timing") or ("next" if accumulates else "current"),
-            reduce=None
-            if num_processes == 1
-            else (lambda tensor: self.accelerator.reduce(tensor.to(device), reduction="sum").to(tensor.device)),
-            num_processes=num_processes,
+            communication=communication,
+            loss_scale=None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale,
+            nonfinite=self._option("nonfinite"),
         )
 
-    def _all_agree(self, yes: bool) -> bool:
-        votes = torch.tensor([float(yes)], device=self.args.device)
-        return bool(self.accelerator.reduce(votes, reduction="sum").item() == self.accelerator.num_processes)
+    def _communication(self) -> Communication:
+        if self.accelerator.num_processes == 1:
+            return Communication()
+        device = self.args.device
+        if dist.is_initialized():
+            return ProcessGroupCommunication(device)
+        return Communication(
+            lambda tensor: self.accelerator.reduce(tensor.to(device), reduction="sum").to(tensor.device),
+            self.accelerator.num_processes,
+            self.accelerator.process_index,
+        )
 
     def _gradient_scope(self) -> dict[str, nn.Parameter]:
         layers = self._option("gradient_layers")
@@ -565,10 +594,18 @@ class GroupRobustTrainer(Trainer):
         return dict(zip(self.groups.names, self.groups.counts, strict=True))
 
     def _group_logs(self, robust_loss: GroupRobustLoss) -> dict[str, float]:
-        logs = _named("group_loss", robust_loss.drain_group_losses())
+        values = {"group_loss": _finite(robust_loss.drain_group_losses())}
         if robust_loss.alpha is not None:
-            weights = dict(zip(robust_loss.groups.names, robust_loss.alpha.tolist(), strict=True))
-            logs |= _named("group_weight", weights)
+            weights = zip(robust_loss.groups.names, robust_loss.alpha.tolist(), strict=True)
+            values["group_weight"] = _finite(dict(weights))
+        if self._history is not None:
+            self._history.append(self.state.global_step, values)
+        logs: dict[str, float] = {}
+        for kind, by_name in values.items():
+            if len(robust_loss.groups) <= MAX_LOGGED_GROUPS:
+                logs |= {f"{kind}/{name}": value for name, value in by_name.items()}
+            elif by_name:
+                logs |= {f"{kind}_min": min(by_name.values()), f"{kind}_max": max(by_name.values())}
         if robust_loss.skipped_updates:
             logs["skipped_weight_updates"] = robust_loss.skipped_updates
         return logs
@@ -577,9 +614,6 @@ class GroupRobustTrainer(Trainer):
 _DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(GroupRobustConfig)}
 
 
-def _named(kind: str, values: Mapping[str, float]) -> dict[str, float]:
-    """`{kind}/{name}` of each group, or the extremes of many groups; numbers that are not finite are left out."""
-    values = {name: value for name, value in values.items() if np.isfinite(value)}
-    if len(values) > MAX_LOGGED_GROUPS:
-        return {f"{kind}_min": min(values.values()), f"{kind}_max": max(values.values())}
-    return {f"{kind}/{name}": value for name, value in values.items()}
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Numbers that are not finite are left out: JSON has none."""
+    return {name: value for name, value in values.items() if np.isfinite(value)}

@@ -9,8 +9,8 @@ import hf_cgd
 
 PACKAGE = Path(hf_cgd.__file__).parent
 LAYERS = [
-    ["columns", "functional", "guard_rails", "losses"],
-    ["groups", "forward_pass", "sampling", "objectives.base", "gradients.scope", "gradients.surrogate",
+    ["columns", "communication", "functional", "group_history", "guard_rails", "losses"],
+    ["groups", "forward_pass", "sampling", "objectives.base", "pooled_rows", "gradients.scope", "gradients.surrogate",
      "metrics.intervals"],
     ["gradients.layer_gradients", "gradients.per_group"],
     ["gradients.single_pass"],
@@ -20,7 +20,7 @@ LAYERS = [
     ["objectives.erm", "objectives.group_dro", "objectives.cgd", "metrics", "metrics.evaluate_module"],
     ["objectives"],
     ["robust_loss", "tasks"],
-    ["config", "evaluation", "callbacks", "plots", "cards"],
+    ["config", "evaluation", "callbacks", "checkpoints", "plots", "cards"],
     ["trainer"],
     ["launch", "cli"],
     [""],

@@ -2,12 +2,14 @@
 
 import json
 import math
+import warnings
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning, Objective
+from hf_cgd.communication import Communication
 
 TWO = GroupInfo(["a", "b"], [90, 10])
 
@@ -148,7 +150,7 @@ def test_group_dro_without_steps_is_the_mean_of_group_means() -> None:
 
 def test_the_scalar_makes_up_for_the_division_by_processes() -> None:
     one = GroupRobustLoss(GroupDRO(step_size=0), TWO)
-    four = GroupRobustLoss(GroupDRO(step_size=0), TWO, num_processes=4)
+    four = GroupRobustLoss(GroupDRO(step_size=0), TWO, communication=Communication(num_processes=4))
     group_ids = torch.tensor([0, 1])
     assert four(losses_of(1, 2), group_ids).item() == 4 * one(losses_of(1, 2), group_ids).item()
 
@@ -195,6 +197,23 @@ def test_what_an_objective_needs_is_asked_for_at_construction() -> None:
         GroupRobustLoss(GroupDRO(), TWO, weight_timing="later")
     with pytest.raises(ValueError, match=r"weight_timing='current' needs the whole optimizer step.*got 2"):
         GroupRobustLoss(GroupDRO(), TWO).open_window([torch.tensor([0])] * 2)
+
+
+def test_pooled_gradients_that_are_large_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_cgd.robust_loss.LARGE_ROWS", 2 * 6 * 8 - 1)
+    model = Quadratic()
+    robust_loss = GroupRobustLoss(CGD(), TWO, list(model.parameters()), weight_timing="next")
+    ids = torch.tensor([0, 1])
+    with pytest.warns(GroupRobustWarning, match="take 0.0 GiB on every process.*gradient_engine='sketch'") as caught:
+        for _ in range(2):
+            robust_loss.open_window([ids, ids])
+            for _ in range(2):
+                robust_loss(model(torch.ones(2, 5, dtype=torch.float64)), ids)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        alone = GroupRobustLoss(CGD(), TWO, list(model.parameters()))
+        alone(model(torch.ones(2, 5, dtype=torch.float64)), ids)
 
 
 # ---- State --------------------------------------------------------------------------------

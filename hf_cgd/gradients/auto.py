@@ -97,6 +97,9 @@ class AutoEngine:
 
     def _first(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
         exact = self._exact.group_gradients(losses, group_ids, groups)
+        # Overflows under a loss scale, or a loss that is not finite, tell nothing: the next step decides.
+        if not self._agree(bool(exact.rows.isfinite().all())):
+            return exact
         reasons = []
         for candidate in self._candidates:
             fast, good, reason = self._try(candidate, exact, losses, group_ids, groups)

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -17,13 +18,17 @@ from hf_cgd.gradients.surrogate import tensors_in
 
 @dataclass
 class Call:
-    """One use of a module of the scope: what went in, and where the gradient of what came out can be asked for."""
+    """One use of a module of the scope: what went in, and where the gradient of what came out can be asked for.
+
+    `autocast` is what was in force then, for running the module again.
+    """
 
     module: nn.Module
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
     outputs: list[GradientEdge]
     kind: str
+    autocast: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     @property
     def inputs(self) -> Tensor:
@@ -254,7 +259,7 @@ def _add_rerun(call: Call, gradients: Sequence[Tensor | None], members: Members,
     used = {place: gradient for place, gradient in enumerate(gradients) if gradient is not None}
     for group in range(len(members.bounds)):
         chosen = members.of_group(group)
-        with torch.enable_grad():
+        with torch.enable_grad(), call.autocast:
             output = call.module(*_rows(call.arguments, chosen, batch), **_rows(call.keywords, chosen, batch))
             outputs = [part for part in tensors_in(output) if part.requires_grad]
             found = torch.autograd.grad(

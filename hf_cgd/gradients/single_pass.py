@@ -126,8 +126,8 @@ class SinglePassEngine:
         return _SinglePassGradients(step)
 
     def rows_of(self, step: "BackwardPass") -> Tensor:
-        """The groups' gradients [G, P]."""
-        rows = torch.empty(len(step.members.bounds), self.size, device=step.device, dtype=step.dtype)
+        """The groups' gradients [G, P], valid until the next call of this or `gram_by_module`."""
+        rows = self._row_memory.of_shape((len(step.members.bounds), self.size), step.device, step.dtype)
         fresh = set(self.places)
         for call, gradients in step.calls:
             own = self.owned[call.module]
@@ -148,7 +148,7 @@ class SinglePassEngine:
 
         Returns:
             float64 [G, G], and the gradients [G, numel] of as many parameters as the memory budget lets, by id. They
-            are valid until the next call.
+            are valid until the next call of this or `rows_of`.
         """
         uses: dict[nn.Module, list[tuple[Call, Sequence[Tensor | None]]]] = {}
         for call, gradients in step.calls:
@@ -189,7 +189,9 @@ class SinglePassEngine:
                 self.computed_in = part.dtype
         # An edge is taken in place of the output itself, which an in-place activation may change.
         edges = [get_gradient_edge(part) for part in outputs]
-        self._calls.append(Call(module, arguments, keywords, edges, self._kinds[module]))
+        device = next((part.device.type for part in outputs), "cpu")
+        cast = torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
+        self._calls.append(Call(module, arguments, keywords, edges, self._kinds[module], cast))
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,7 @@ class _SinglePassGradients(GroupGradients):
         self._parts: dict[int, Tensor] = {}
 
     def _form_rows(self) -> Tensor:
+        self._parts = {}
         with torch.no_grad():
             return self._step.engine.rows_of(self._step)
 
@@ -262,9 +265,7 @@ class _SinglePassGradients(GroupGradients):
         return self._gram
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
-        parts = self._parts
-        if not parts and self._rows is not None:
-            parts = self._step.engine.parts_of(self._rows)
+        parts = self._parts if self._rows is None else self._step.engine.parts_of(self._rows)
         return self._step.scalar(loss, coefficients, parts)
 
 

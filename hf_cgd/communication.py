@@ -1,0 +1,104 @@
+"""What the statistics of a step need of other processes: few collectives, of the same sizes on all of them.
+
+R processes. Sums of small tensors are all-reduced. The groups' gradients are not needed whole anywhere: each process
+gets the sum of its own R-th of the columns, forms the inner products over these, and the [G, G] parts are all-reduced.
+"""
+
+import logging
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+class Communication:
+    """A single process; or several, through a function that sums a tensor over them and nothing else.
+
+    Args:
+        sum_over_processes: returns the sum of a tensor over all processes, on all of them; None for a single process.
+        num_processes: R.
+        rank: number of this process, in [0, R).
+    """
+
+    def __init__(
+        self, sum_over_processes: Callable[[Tensor], Tensor] | None = None, num_processes: int = 1, rank: int = 0
+    ) -> None:
+        self.num_processes = num_processes
+        self.rank = rank
+        self._sum = sum_over_processes or (lambda tensor: tensor)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the processes of a tensor that has the same shape on all."""
+        return self._sum(tensor)
+
+    def sum_scattered(self, parts: Tensor) -> Tensor:
+        """Of [R, …], one part for each process: the sum over the processes of this one's part."""
+        return self.sum(parts)[self.rank]
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The parts [c] of all processes, one after the other: [R c]."""
+        parts = part.new_zeros(self.num_processes, len(part))
+        parts[self.rank] = part
+        return self.sum(parts).flatten()
+
+    def all_agree(self, yes: bool) -> bool:
+        """Whether all processes say yes."""
+        return bool(self.sum(torch.tensor([float(yes)])).item() == self.num_processes)
+
+
+class ProcessGroupCommunication(Communication):
+    """Processes of `torch.distributed`, whose default group has been set up.
+
+    Args:
+        device: where the backend wants tensors to be; results come back to where the arguments were.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(self._all_reduce, dist.get_world_size(), dist.get_rank())
+        self._device = device
+        self._scatters = True
+        # gloo's own reduce-scatter is an all-reduce inside, and takes longer than one.
+        self._exchange = self._all_to_all if dist.get_backend() == "gloo" else self._reduce_scatter
+        self._memory: Tensor | None = None
+
+    def _all_reduce(self, tensor: Tensor) -> Tensor:
+        moved = tensor.to(self._device, copy=True)
+        dist.all_reduce(moved)
+        return moved.to(tensor.device)
+
+    def sum_scattered(self, parts: Tensor) -> Tensor:
+        """See `Communication.sum_scattered`: a reduce-scatter, or an all-reduce where the backend has none."""
+        if self._scatters:
+            try:
+                return self._exchange(parts.to(self._device).contiguous()).to(parts.device)
+            except RuntimeError as error:
+                # Raised alike by all processes, before anything was sent.
+                if "support" not in str(error):
+                    raise
+                logger.info("Group gradients are all-reduced: %s", error)
+                self._scatters = False
+        return super().sum_scattered(parts)
+
+    def _reduce_scatter(self, parts: Tensor) -> Tensor:
+        own = torch.empty_like(parts[0])
+        dist.reduce_scatter_single(own.view(-1), parts.view(-1))
+        return own
+
+    def _all_to_all(self, parts: Tensor) -> Tensor:
+        memory = self._memory
+        # Kept from step to step: fresh memory of this size costs as much as a layer.
+        if memory is None or len(memory) < parts.numel() or memory.dtype != parts.dtype:
+            self._memory = memory = torch.empty_like(parts).view(-1)
+        received = memory[: parts.numel()]
+        dist.all_to_all_single(received, parts.view(-1))
+        return received.view_as(parts).sum(dim=0)
+
+    def gather(self, part: Tensor) -> Tensor:
+        """See `Communication.gather`."""
+        moved = part.to(self._device).contiguous()
+        parts = [torch.empty_like(moved) for _ in range(self.num_processes)]
+        dist.all_gather(parts, moved)
+        return torch.cat(parts).to(part.device)
