@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.functional import group_counts_of
-from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, gram_matrix
+from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, TensorHookEngine, gram_matrix
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning, WeightMonitor
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
 
 WEIGHT_TIMINGS = ("current", "next")
-GradientEngine = PerGroupEngine | AutoEngine
+GradientEngine = PerGroupEngine | AutoEngine | TensorHookEngine
 
 
 class GroupRobustLoss:
@@ -35,7 +35,8 @@ class GroupRobustLoss:
         parameters: the gradient scope; needed by objectives with `needs_gradients`, ignored by others.
         weight_timing: "current": the statistics of a step set the weights of that very step. "next": those of the
             following one, which is what accumulation over several micro-batches needs.
-        engine: takes the group gradients; None for `PerGroupEngine(parameters)`.
+        engine: takes the group gradients; None for `PerGroupEngine(parameters)`. A `TensorHookEngine` takes them in
+            the scalar's backward pass, so that `after_backward()` has to follow it and `weight_timing` is "next".
         reduce: sums a tensor over all processes; None for a single process.
         num_processes: by which DDP divides the gradient; the scalar is multiplied by it.
 
@@ -67,6 +68,8 @@ class GroupRobustLoss:
                 f"adjustment > 0 needs the number of training examples of each group, but only the names "
                 f"{list(groups.names)} are known. Pass groups=GroupInfo(names, counts)."
             )
+        if isinstance(engine, TensorHookEngine):
+            _refuse_for_tensor_hooks(objective, weight_timing)
         self.objective = objective
         self.groups = groups
         self.weight_timing = weight_timing
@@ -89,6 +92,7 @@ class GroupRobustLoss:
         """Weight updates left out because a loss or gradient was not finite."""
         self._average_rows: dict[int, Tensor] = {}
         self._average_losses = torch.zeros(len(self.groups), dtype=torch.float64)
+        self._watching: tuple[Tensor, Tensor] | None = None
         self._monitor = WeightMonitor(self.groups.names)
         self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
         self._close_window()
@@ -125,6 +129,8 @@ class GroupRobustLoss:
         """
         if self._remaining == 0:
             self.open_window([group_ids])
+        if isinstance(self._engine, TensorHookEngine):
+            return self._watched(self._engine, losses, group_ids)
         gradients = self._gather(losses, group_ids)
         last = self._remaining == 0
         if last and self.weight_timing == "current":
@@ -135,6 +141,19 @@ class GroupRobustLoss:
         if last:
             self._close_window()
         return loss
+
+    def after_backward(self) -> None:
+        """To be called after each `backward()` where the engine is a `TensorHookEngine`; does nothing elsewhere.
+
+        Pools the micro-batch's statistics and, after the last one of a step, moves the weights.
+        """
+        if self._watching is None:
+            return
+        (losses, group_ids), self._watching = self._watching, None
+        self._gather(losses, group_ids)
+        if self._remaining == 0:
+            self._move_weights()
+            self._close_window()
 
     def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass of a training step; the faster gradient engines need it."""
@@ -215,6 +234,15 @@ class GroupRobustLoss:
         self._pooled_losses = torch.zeros(len(self.groups), dtype=torch.float64)
         self._pooled_gradients: dict[int, Tensor] = {}
         self._gram: Tensor | None = None
+        self._watching = None
+
+    def _watched(self, engine: TensorHookEngine, losses: Tensor, group_ids: Tensor) -> Tensor:
+        if self._watching is not None:
+            raise RuntimeError("Tensor hooks give the group gradients in backward(): call after_backward() behind it.")
+        loss = self._scalar(losses, group_ids, None)
+        engine.watch(losses)
+        self._watching = (losses.detach(), group_ids)
+        return loss
 
     def _scalar(self, losses: Tensor, group_ids: Tensor, gradients: GroupGradients | None) -> Tensor:
         assert self._counts is not None
@@ -318,3 +346,21 @@ class GroupRobustLoss:
         values = losses.detach().to("cpu", torch.float64)
         both = torch.stack([values, torch.ones_like(values)])
         return torch.zeros(2, len(self.groups), dtype=torch.float64).index_add(1, group_ids, both)
+
+
+def _refuse_for_tensor_hooks(objective: Objective, weight_timing: str) -> None:
+    if weight_timing != "next":
+        raise ValueError(
+            "Tensor hooks give the group gradients after the backward pass, when it is too late for the weights of "
+            f"the same step: expected weight_timing='next', got {weight_timing!r}."
+        )
+    if type(objective).loss is not Objective.loss:
+        raise ValueError(
+            f"Tensor hooks tell a group's gradient by dividing by the group's weight, but {type(objective).__name__} "
+            "has a loss() of its own. Train without sharding (DDP)."
+        )
+    if getattr(objective, "min_weight", None) == 0:
+        raise ValueError(
+            "min_weight=0 lets a group's weight vanish, and with it the gradient that tensor hooks see. Expected "
+            "min_weight > 0, or None for the default."
+        )

@@ -21,7 +21,7 @@ from hf_cgd.gradients.surrogate import NotExactError
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("auto", "single_pass", "sketch", "per_group")
+ENGINES = ("auto", "single_pass", "sketch", "tensor_hooks", "per_group")
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Largest error of a check, relative to the largest gradient; passes in other types get `LOW_TOLERANCE`."""
 LOW_TOLERANCE = 5e-2

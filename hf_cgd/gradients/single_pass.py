@@ -97,7 +97,7 @@ class SinglePassEngine:
         """
         calls, self._calls = self._calls, []
         cut, self._cut = self._cut, None
-        _require_form(calls, cut, len(losses))
+        require_form(calls, cut, len(losses))
         # A compiled network may leave hooks out without a word, which would leave gradients out.
         modules = Counter(id(call.module) for call in calls)
         if self._modules is not None and modules != self._modules:
@@ -112,9 +112,10 @@ class SinglePassEngine:
             found = found[len(call.outputs) :]
         with torch.no_grad():
             step = BackwardPass(self, backward, Members.of(group_ids, groups), cut, found[0] if found else None)
-            return self._gather(step, losses, need_rows)
+            return self.gather(step, losses, need_rows)
 
-    def _gather(self, step: "BackwardPass", losses: Tensor, need_rows: bool) -> GroupGradients:
+    def gather(self, step: "BackwardPass", losses: Tensor, need_rows: bool) -> GroupGradients:
+        """Group gradients (inner products will do unless `need_rows`) from a pass over the activations."""
         size = len(step.members.bounds) * self.size * losses.element_size()
         if need_rows or size <= self.memory_budget or self._shared:
             # Nobody keeps the rows beyond the step where only inner products are asked for.
@@ -255,7 +256,8 @@ def scaled_by_example(tensor: Tensor, coefficients: Tensor) -> Tensor:
     return tensor * coefficients.to(tensor).view([-1] + [1] * (tensor.ndim - 1))
 
 
-def _require_form(calls: list[Call], cut: Cut | None, batch: int) -> None:
+def require_form(calls: list[Call], cut: Cut | None, batch: int) -> None:
+    """Raise a NotExactError unless the rows of the `batch` examples can be told apart in every call and the cut."""
     if not calls:
         raise NotExactError("no module of the scope was seen in the forward pass")
     for call in calls:

@@ -66,7 +66,8 @@ class SketchEngine(SinglePassEngine):
             parts.append(piece)
         return torch.cat(parts)
 
-    def _gather(self, step: BackwardPass, losses: Tensor, need_rows: bool) -> GroupGradients:
+    def gather(self, step: BackwardPass, losses: Tensor, need_rows: bool) -> GroupGradients:
+        """See `SinglePassEngine.gather`; always rows."""
         sketches = torch.zeros(len(step.members.bounds), self._sketch_size, device=losses.device, dtype=losses.dtype)
         for call, gradients in step.calls:
             self._add_sketches(call, gradients, step.members, sketches)
