@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
@@ -93,7 +94,8 @@ def _sharding_against(args: TrainingArguments, accelerator: Accelerator) -> Iter
     if args.torch_compile:
         yield "torch_compile, under which tensor hooks never fire"
     fsdp = getattr(accelerator.state, "fsdp_plugin", None)
-    if fsdp is not None and fsdp.cpu_offload and getattr(fsdp.cpu_offload, "offload_params", True):
+    offload = getattr(fsdp, "cpu_offload", None)
+    if isinstance(offload, CPUOffloadPolicy) or getattr(offload, "offload_params", False):
         yield "parameters offloaded to the CPU, which has not been tested"
     deepspeed = getattr(accelerator.state, "deepspeed_plugin", None)
     zero = {} if deepspeed is None else deepspeed.deepspeed_config.get("zero_optimization", {})

@@ -7,11 +7,12 @@ plugin and the Trainer's own path run with real sharding over gloo. DeepSpeed ne
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import text_dataset, tiny_distilbert
+from tiny import text_dataset, tiny_distilbert, with_lora
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
@@ -23,22 +24,25 @@ SETUPS: dict[str, dict[str, dict[str, Any]]] = {
         "fsdp2": CHECKPOINTED,
         "fsdp2 accumulating": {**ACCUMULATING, **CHECKPOINTING},
         "fsdp2 sketch": {"gradient_engine": "sketch"},
+        "fsdp2 bf16": {},
+        "fsdp2 lora": {"lora": True},
         "fsdp2 group_dro": {"objective": "group_dro"},
-        "fsdp1": {},
+        "fsdp1": CHECKPOINTED,
         "fsdp1 flat": ACCUMULATING,
     },
     "zero": {
         "zero1": {},
         "zero2": CHECKPOINTED,
         "zero2 accumulating": {**ACCUMULATING, **CHECKPOINTING},
-        "zero3": {"interaction_momentum": 0.5},
+        "zero3": {**CHECKPOINTED, "interaction_momentum": 0.5},
+        "zero3 lora": {"lora": True},
         "zero3 group_dro": {"objective": "group_dro"},
     },
 }
 """By launcher and set-up, the changes to the run."""
 
 
-def train(output_dir: str, resume: bool | str = False, **changes: Any) -> GroupRobustTrainer:
+def train(output_dir: str, resume: str | None = None, lora: bool = False, **changes: Any) -> GroupRobustTrainer:
     """Five steps of eight rows, on however many processes there are."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     accumulation = changes.get("gradient_accumulation_steps", 1)
@@ -52,21 +56,28 @@ def train(output_dir: str, resume: bool | str = False, **changes: Any) -> GroupR
     # Groups 0 and 2 fill the first rows of each batch, so that the processes hold different groups.
     data = text_dataset(40)
     data = data.remove_columns("group").add_column("group", [0, 0, 0, 2, 1, 1, 2, 1] * 5)
-    trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))
-    trainer.train(resume_from_checkpoint=resume or None)
+    model = with_lora(tiny_distilbert()) if lora else tiny_distilbert()
+    trainer = GroupRobustTrainer(model, args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))
+    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
-def result_of(trainer: GroupRobustTrainer) -> dict[str, Any]:
+def result_of(trainer: GroupRobustTrainer, start: float = 0.0) -> dict[str, Any]:
     """What came out, with the parameters whole."""
     # Some set-ups give the first process all of it and the others nothing.
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
+    kinds = sorted({type(parameter).__name__ for parameter in trainer.model_wrapped.parameters()})
     metrics = trainer.evaluate()
     names = sorted(state)
+    engine = trainer.robust_loss._engine
+    precision = trainer.accelerator.mixed_precision
     return {
         "world": trainer.accelerator.num_processes,
         "wrapped": type(trainer.model_wrapped).__name__,
-        "sharded": sorted({type(parameter).__name__ for parameter in trainer.model_wrapped.parameters()}),
+        "parameter_types": kinds,
+        "engine": None if engine is None else engine.name,
+        "seconds": round(time.monotonic() - start, 1),
+        "precision": precision,
         "updates": trainer.robust_loss.updates,
         "timing": trainer.robust_loss.weight_timing,
         "weights": trainer.group_weights.tolist(),
@@ -90,6 +101,7 @@ def write_deepspeed_config(path: Path, stage: int, accumulation: int) -> str:
 def prepare(name: str, output_dir: Path, changes: dict[str, Any]) -> dict[str, Any]:
     """Say to accelerate what the set-up is; the arguments that say it to the Trainer."""
     kind = name.split()[0]
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if "bf16" in name else "no"
     if kind.startswith("zero"):
         path = output_dir / f"{name} {os.environ['RANK']}.json"
         accumulation = changes.get("gradient_accumulation_steps", 1)
@@ -101,7 +113,11 @@ def prepare(name: str, output_dir: Path, changes: dict[str, Any]) -> dict[str, A
         "transformer_layer_cls_to_wrap": ["TransformerBlock"], "state_dict_type": "SHARDED_STATE_DICT",
     }  # fmt: skip
     if kind == "fsdp1":
-        config |= {"use_orig_params": "flat" not in name, "sync_module_states": False, "cpu_ram_efficient_loading": False}
+        config |= {
+            "use_orig_params": "flat" not in name,
+            "sync_module_states": False,
+            "cpu_ram_efficient_loading": False,
+        }
     return {"fsdp": True, "fsdp_config": config}
 
 
@@ -120,11 +136,13 @@ def main(launcher: str, output_dir: Path) -> None:
     results = {}
     for name, changes in SETUPS[launcher].items():
         place = output_dir / name
+        start = time.monotonic()
         trainer = train(str(place), **changes, **prepare(name, output_dir, changes))
-        results[name] = result_of(trainer)
-        if changes is CHECKPOINTED:
+        results[name] = result_of(trainer, start)
+        if changes.get("save_strategy") == "steps":
+            start = time.monotonic()
             resumed = train(str(place), str(place / "checkpoint-3"), **changes, **prepare(name, output_dir, changes))
-            results[f"{name} resumed"] = result_of(resumed)
+            results[f"{name} resumed"] = result_of(resumed, start)
     (output_dir / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
 
 

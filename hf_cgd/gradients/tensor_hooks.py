@@ -7,6 +7,7 @@ coefficient and nothing else, so a group's weight gradient, divided by the group
 unweighted loss. It is known only after the backward pass: the weights that come of it serve the next step.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,13 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.utils.hooks import RemovableHandle
 
+from hf_cgd.gradients.auto import LOW_TOLERANCE, TOLERANCE, largest_error
 from hf_cgd.gradients.layer_gradients import Call, Members, kind_of
-from hf_cgd.gradients.per_group import GroupGradients
+from hf_cgd.gradients.per_group import GroupGradients, flatten, unflatten
 from hf_cgd.gradients.scope import whole_shape
 from hf_cgd.gradients.single_pass import BackwardPass, SinglePassEngine, require_form
 from hf_cgd.gradients.sketch import SketchEngine
 from hf_cgd.gradients.surrogate import NotExactError, owned_parameters, tensors_in
+from hf_cgd.guard_rails import GroupRobustWarning
 
 
 class TensorHookEngine:
@@ -36,7 +40,11 @@ class TensorHookEngine:
     Weights are looked at within the forward pass only, where they are whole; the weight gradients are formed on
     stand-ins of the scope's modules. A module whose weight gradient takes a second run of it (an embedding, an RMS
     norm; not linear layers, convolutions and layer norms) runs on a copy of its own weights, which lives until the end
-    of the micro-batch. What examples of a batch make of each other outside of BatchNorm cannot be noticed here.
+    of the micro-batch.
+
+    In the first micro-batch, what the groups' gradients add up to is held against the gradients that arrive at the
+    weights themselves, which finds a weight that is used behind the hooks' back. Not to be noticed is what examples
+    of a batch make of each other by other means than BatchNorm.
 
     Args:
         model: the network, before FSDP flattens its parameters.
@@ -78,6 +86,10 @@ class TensorHookEngine:
         self._batch_norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         self._kinds: dict[nn.Module, str] = {}
         self._whole: dict[nn.Module, dict[str, Tensor]] = {}
+        self._computed_in: torch.dtype = torch.float64
+        self._checked = False
+        self._arrived: dict[int, Tensor] = {}
+        self._followed: list[tuple[Tensor, RemovableHandle]] = []
         self._drop()
 
     @property
@@ -147,7 +159,10 @@ class TensorHookEngine:
                     "their gradients. Use an objective whose weights stay positive (min_weight > 0)."
                 )
             step = BackwardPass(self._arithmetic, calls, members, None, None)
+            need_rows = need_rows or not self._checked
             weighted = self._arithmetic.gather(step, losses, need_rows)
+            if not self._checked:
+                self._check(weighted.rows.sum(dim=0))
             self._drop()
             if need_rows:
                 return GroupGradients(weighted.rows / of_groups[:, None])
@@ -160,6 +175,48 @@ class TensorHookEngine:
         self._coefficients: list[Tensor | None] = [None]
         for twin, own in self._placeholders.items():
             _set_parameters(twin, own)
+        for _, handle in self._followed:
+            handle.remove()
+        self._arrived, self._followed = {}, []
+
+    def _check(self, total: Tensor) -> None:
+        """Hold the weighted gradient of the scope, [P] or its sketch, against what arrived at the weights."""
+        self._checked = True
+        seen = {call.module for call, _ in self._calls}
+        unseen = [type(twin).__name__ for twin in self._placeholders if twin not in seen]
+        if unseen:
+            warnings.warn(
+                f"Modules of the gradient scope were not called in the forward pass: {', '.join(unseen)}. Their "
+                "gradients count as zero. If the model uses their weights in another way, leave them out of the "
+                "scope: set gradient_layers to regular expressions that match the other parameters.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
+        expected = flatten([self._arrived.get(id(parameter)) for parameter in self.parameters], self.parameters)
+        if isinstance(self._arithmetic, SketchEngine):
+            error = largest_error([self._arithmetic.sketch(expected)], [total])
+        else:
+            error = largest_error(unflatten(expected, self.parameters), unflatten(total, self.parameters))
+        tolerance = TOLERANCE.get(self._computed_in, LOW_TOLERANCE)
+        if not error <= tolerance and bool(expected.isfinite().all()):
+            raise ValueError(
+                "The gradients that tensor hooks give do not add up to those of the weights: they differ by "
+                f"{error:.1e}, {tolerance:.0e} allowed. A weight of the gradient scope is used elsewhere than in "
+                "the module that holds it (tied weights?). Choose other gradient_layers, or train without sharding "
+                "(DDP), where gradient_engine='per_group' is exact for any network."
+            )
+
+    def _follow(self, module: nn.Module) -> None:
+        """Have the gradients that arrive at the module's weights noted."""
+        for name, placeholder in self._placeholders[self._stand_ins[module]].items():
+            weight = getattr(module, name)
+            if weight.requires_grad and all(weight is not known for known, _ in self._followed):
+                note = partial(self._note_arrival, id(placeholder))
+                self._followed.append((weight, weight.register_hook(note)))
+
+    def _note_arrival(self, place: int, gradient: Tensor) -> None:
+        before = self._arrived.get(place)
+        self._arrived[place] = gradient.detach().clone() if before is None else before + gradient
 
     def _refuse_batch_norm(self, module: nn.Module, arguments: Any) -> None:
         if module.training and (self._calls or module in self._stand_ins):
@@ -173,6 +230,8 @@ class TensorHookEngine:
     def _take_whole(self, module: nn.Module, arguments: Any) -> None:
         twin = self._stand_ins[module]
         twin.training = module.training
+        if not self._checked:
+            self._follow(module)
         kind = self._kinds.get(module)
         if (kind is not None and kind != "other") or module in self._whole:
             return
@@ -207,6 +266,8 @@ class TensorHookEngine:
         outputs = [part for part in tensors_in(output) if part.requires_grad]
         gradients: list[Tensor | None] = [None] * len(outputs)
         for place, part in enumerate(outputs):
+            if torch.finfo(part.dtype).eps > torch.finfo(self._computed_in).eps:
+                self._computed_in = part.dtype
             part.register_hook(partial(gradients.__setitem__, place))
         self._calls.append((Call(twin, arguments, keywords, [], self._kinds[module]), gradients))
 
