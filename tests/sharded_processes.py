@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from tiny import text_dataset, tiny_distilbert, with_lora
+from transformers import DistilBertForSequenceClassification
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
@@ -35,6 +36,7 @@ SETUPS: dict[str, dict[str, dict[str, Any]]] = {
         "zero2": CHECKPOINTED,
         "zero2 accumulating": {**ACCUMULATING, **CHECKPOINTING},
         "zero3": {**CHECKPOINTED, "interaction_momentum": 0.5},
+        "zero3 loaded in shards": {},
         "zero3 lora": {"lora": True},
         "zero3 group_dro": {"objective": "group_dro"},
     },
@@ -42,7 +44,9 @@ SETUPS: dict[str, dict[str, dict[str, Any]]] = {
 """By launcher and set-up, the changes to the run."""
 
 
-def train(output_dir: str, resume: str | None = None, lora: bool = False, **changes: Any) -> GroupRobustTrainer:
+def train(
+    output_dir: str, resume: str | None = None, lora: bool = False, shards: str | None = None, **changes: Any
+) -> GroupRobustTrainer:
     """Five steps of eight rows, on however many processes there are."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     accumulation = changes.get("gradient_accumulation_steps", 1)
@@ -57,6 +61,10 @@ def train(output_dir: str, resume: str | None = None, lora: bool = False, **chan
     data = text_dataset(40)
     data = data.remove_columns("group").add_column("group", [0, 0, 0, 2, 1, 1, 2, 1] * 5)
     model = with_lora(tiny_distilbert()) if lora else tiny_distilbert()
+    if shards is not None:
+        model.save_pretrained(shards)
+        model = DistilBertForSequenceClassification.from_pretrained(shards)
+        assert all(parameter.numel() == 0 for parameter in model.parameters())
     trainer = GroupRobustTrainer(model, args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -107,17 +115,16 @@ def prepare(name: str, output_dir: Path, changes: dict[str, Any]) -> dict[str, A
         accumulation = changes.get("gradient_accumulation_steps", 1)
         os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = write_deepspeed_config(path, int(kind[-1]), accumulation)
-        return {}
+        in_shards = "in shards" in name
+        os.environ["ACCELERATE_DEEPSPEED_ZERO3_INIT"] = str(in_shards).lower()
+        return {"shards": str(output_dir / f"model {os.environ['RANK']}")} if in_shards else {}
     config: dict[str, Any] = {
         "version": int(kind[-1]), "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "transformer_layer_cls_to_wrap": ["TransformerBlock"], "state_dict_type": "SHARDED_STATE_DICT",
     }  # fmt: skip
+    config["cpu_ram_efficient_loading"] = kind == "fsdp2"
     if kind == "fsdp1":
-        config |= {
-            "use_orig_params": "flat" not in name,
-            "sync_module_states": False,
-            "cpu_ram_efficient_loading": False,
-        }
+        config |= {"use_orig_params": "flat" not in name, "sync_module_states": False}
     return {"fsdp": True, "fsdp_config": config}
 
 

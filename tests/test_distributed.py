@@ -11,10 +11,11 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+TWO_CPUS = HERE.parent / "recipes" / "accelerate" / "cpu-2proc.yaml"
 
 
 def launch(output_dir: Path, processes: int) -> list[dict[str, Any]]:
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", "29731"]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_CPUS), "--main_process_port", "29731"]
     environment = {
         **{k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")},
         "OMP_NUM_THREADS": "1",

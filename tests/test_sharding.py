@@ -43,9 +43,12 @@ RESUMED = [case for case in EVERY_SETUP if "save_strategy" in SETUPS[case.values
 def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
     """What the two processes of a launcher found; each launcher is started once."""
     found: dict[str, list[dict[str, Any]]] = {}
+    failed: dict[str, str] = {}
 
     def of(launcher: str) -> list[dict[str, Any]]:
+        assert launcher not in failed, failed[launcher]
         if launcher not in found:
+            failed[launcher] = "did not end"
             place = tmp_path_factory.mktemp(launcher)
             left_out = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
             environment = {
@@ -55,8 +58,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
             }
             command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone",
                        "--nproc_per_node", "2", str(HERE / "sharded_processes.py"), launcher, str(place)]  # fmt: skip
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
-            assert done.returncode == 0, done.stderr[-4000:]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+            failed[launcher] = done.stderr[-4000:]
+            assert done.returncode == 0, failed[launcher]
+            del failed[launcher]
             found[launcher] = [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(2)]
         return found[launcher]
 
