@@ -62,7 +62,6 @@ def train(
     data = data.remove_columns("group").add_column("group", [0, 0, 0, 2, 1, 1, 2, 1] * 5)
     model = with_lora(tiny_distilbert()) if lora else tiny_distilbert()
     if shards is not None:
-        model.save_pretrained(shards)
         model = DistilBertForSequenceClassification.from_pretrained(shards)
         assert all(parameter.numel() == 0 for parameter in model.parameters())
     trainer = GroupRobustTrainer(model, args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))
@@ -117,7 +116,7 @@ def prepare(name: str, output_dir: Path, changes: dict[str, Any]) -> dict[str, A
         os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"] = write_deepspeed_config(path, int(kind[-1]), accumulation)
         in_shards = "in shards" in name
         os.environ["ACCELERATE_DEEPSPEED_ZERO3_INIT"] = str(in_shards).lower()
-        return {"shards": str(output_dir / f"model {os.environ['RANK']}")} if in_shards else {}
+        return {"shards": str(output_dir / os.environ["RANK"])} if in_shards else {}
     config: dict[str, Any] = {
         "version": int(kind[-1]), "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "transformer_layer_cls_to_wrap": ["TransformerBlock"], "state_dict_type": "SHARDED_STATE_DICT",
@@ -138,6 +137,7 @@ def main(launcher: str, output_dir: Path) -> None:
     else:
         import deepspeed.ops
 
+        tiny_distilbert().save_pretrained(output_dir / os.environ["RANK"])
         # Processes of one machine that share memory need a C++ compiler; these talk over gloo.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     results = {}
