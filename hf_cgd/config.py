@@ -70,13 +70,15 @@ class GroupRobustConfig(TrainingArguments):
     gradient_engine: str = _option(
         "How group gradients are taken: 'single_pass' gets those of all groups from one pass over the activations, "
         "'per_group' by one backward pass for each group; 'auto' takes the former where a check on the first batch "
-        "finds it exact. 'sketch' compares random sketches of the gradients: cheaper still, for many groups.",
+        "finds it exact. 'sketch' compares random sketches of the gradients: cheaper still, for many groups. "
+        "'tensor_hooks' takes them in the ordinary backward pass, for the next step's weights: the choice where "
+        "parameters are sharded.",
         "auto",
         choices=[*ENGINES],
     )
     weight_timing: str | None = _option(
         "'current': a step's statistics set the weights of that step (default without gradient accumulation). 'next': "
-        "they set those of the following step (default, and the only way, with accumulation).",
+        "they set those of the following step (default, and the only way, with accumulation or sharded parameters).",
         choices=[*WEIGHT_TIMINGS],
     )
     forward_mode: str = _option(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_cgd.communication import Communication
 from hf_cgd.functional import group_counts_of
-from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, gram_matrix
+from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, TensorHookEngine, gram_matrix
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning, WeightMonitor
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
@@ -24,7 +24,7 @@ WEIGHT_TIMINGS = ("current", "next")
 NONFINITE = ("skip", "raise")
 LARGE_ROWS = 4 * 2**30
 """Bytes of pooled group gradients beyond which a warning tells of sketches."""
-GradientEngine = PerGroupEngine | AutoEngine
+GradientEngine = PerGroupEngine | AutoEngine | TensorHookEngine
 
 
 class GroupRobustLoss:
@@ -44,7 +44,8 @@ class GroupRobustLoss:
         parameters: the gradient scope; needed by objectives with `needs_gradients`, ignored by others.
         weight_timing: "current": the statistics of a step set the weights of that very step. "next": those of the
             following one, which is what accumulation over several micro-batches needs.
-        engine: takes the group gradients; None for `PerGroupEngine(parameters)`.
+        engine: takes the group gradients; None for `PerGroupEngine(parameters)`. A `TensorHookEngine` takes them in
+            the scalar's backward pass, so that `after_backward()` has to follow it and `weight_timing` is "next".
         communication: sums over the processes; None for a single one. The scalar makes up for DDP's division by their
             number.
         loss_scale: tells the factor that a `GradScaler` will give the scalar (`scaler.get_scale`), so that group
@@ -82,6 +83,8 @@ class GroupRobustLoss:
                 f"adjustment > 0 needs the number of training examples of each group, but only the names "
                 f"{list(groups.names)} are known. Pass groups=GroupInfo(names, counts)."
             )
+        if isinstance(engine, TensorHookEngine):
+            _refuse_for_tensor_hooks(objective, weight_timing)
         self.objective = objective
         self.groups = groups
         self.weight_timing = weight_timing
@@ -109,6 +112,7 @@ class GroupRobustLoss:
         """Running averages of the groups present so far: of each, this process's columns."""
         self._average_losses = torch.zeros(len(self.groups), dtype=torch.float64)
         self._warned_nonfinite = self._warned_large = False
+        self._watching: tuple[Tensor, Tensor] | None = None
         self._monitor = WeightMonitor(self.groups.names)
         self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
         self._before: tuple[Tensor, dict[int, Tensor], Tensor] | None = None
@@ -149,6 +153,8 @@ class GroupRobustLoss:
         # Statistics are no place for autocast: it would form the inner products in half precision.
         with torch.autocast(losses.device.type, enabled=False):
             losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+            if isinstance(self._engine, TensorHookEngine):
+                return self._watched(self._engine, losses, group_ids)
             scale = 1.0 if self._loss_scale is None else self._loss_scale()
             gradients = self._gather(losses, group_ids, scale)
             last = self._remaining == 0
@@ -160,6 +166,19 @@ class GroupRobustLoss:
         if last:
             self._close_window()
         return loss
+
+    def after_backward(self) -> None:
+        """To be called after each `backward()` where the engine is a `TensorHookEngine`; does nothing elsewhere.
+
+        Pools the micro-batch's statistics and, after the last one of a step, moves the weights.
+        """
+        if self._watching is None:
+            return
+        (losses, group_ids), self._watching = self._watching, None
+        self._gather(losses, group_ids, 1.0)
+        if self._remaining == 0:
+            self._move_weights(1.0)
+            self._close_window()
 
     def undo_update(self) -> None:
         """Take the last weight update back, for an optimizer step that a `GradScaler` left out after an overflow."""
@@ -254,6 +273,15 @@ class GroupRobustLoss:
         self._pooled_losses = torch.zeros(len(self.groups), dtype=torch.float64)
         self._pooled_rows.discard()
         self._gram: Tensor | None = None
+        self._watching = None
+
+    def _watched(self, engine: TensorHookEngine, losses: Tensor, group_ids: Tensor) -> Tensor:
+        if self._watching is not None:
+            raise RuntimeError("Tensor hooks give the group gradients in backward(): call after_backward() behind it.")
+        loss = self._scalar(losses, group_ids, None, 1.0)
+        engine.watch(losses)
+        self._watching = (losses.detach(), group_ids)
+        return loss
 
     def _scalar(self, losses: Tensor, group_ids: Tensor, gradients: GroupGradients | None, scale: float) -> Tensor:
         assert self._counts is not None
@@ -396,3 +424,21 @@ class GroupRobustLoss:
         values = losses.detach().to("cpu", torch.float64)
         both = torch.stack([values, torch.ones_like(values)])
         return torch.zeros(2, len(self.groups), dtype=torch.float64).index_add(1, group_ids, both)
+
+
+def _refuse_for_tensor_hooks(objective: Objective, weight_timing: str) -> None:
+    if weight_timing != "next":
+        raise ValueError(
+            "Tensor hooks give the group gradients after the backward pass, when it is too late for the weights of "
+            f"the same step: expected weight_timing='next', got {weight_timing!r}."
+        )
+    if type(objective).loss is not Objective.loss:
+        raise ValueError(
+            f"Tensor hooks tell a group's gradient by dividing by the group's weight, but {type(objective).__name__} "
+            "has a loss() of its own. Train without sharding (DDP)."
+        )
+    if getattr(objective, "min_weight", None) == 0:
+        raise ValueError(
+            "min_weight=0 lets a group's weight vanish, and with it the gradient that tensor hooks see. Expected "
+            "min_weight > 0, or None for the default."
+        )

@@ -34,15 +34,16 @@ from hf_cgd.dataset_groups import (
 )
 from hf_cgd.evaluation import EvaluationMetrics, ExampleResults, unpack_labels
 from hf_cgd.forward_pass import forward_parameters, logits_of, renamed_input, split_forward
-from hf_cgd.gradients import AutoEngine, gradient_scope
+from hf_cgd.gradients import AutoEngine, PerGroupEngine, TensorHookEngine, gradient_scope
 from hf_cgd.group_history import GroupHistory
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import warn_if_one_class
 from hf_cgd.losses import CLASSIFICATION, REGRESSION, example_losses, infer_problem_type, predictions_of
 from hf_cgd.metrics import GroupReport, group_metrics, is_interval
 from hf_cgd.objectives import ERM, Objective, build_objective
-from hf_cgd.robust_loss import GroupRobustLoss
+from hf_cgd.robust_loss import GradientEngine, GroupRobustLoss
 from hf_cgd.sampling import BalancedGroupSampler, WeightedGroupSampler
+from hf_cgd.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class GroupRobustTrainer(Trainer):
         self._metrics_step: int | None = None
         self._resumed_from: str | None = None
         self._history: GroupHistory | None = None
+        self._tensor_hooks: TensorHookEngine | None = None
+        self._tensor_hooks_made_for: tuple[Any, str] | None = None
 
         self.objective: Objective = self._build_objective()
         self._refuse_unsupported()
@@ -200,7 +203,11 @@ class GroupRobustTrainer(Trainer):
         counts = ", ".join(f"{n} ({c})" for n, c in zip(self.groups.names, self.groups.counts or (), strict=False))
         logger.info("Objective %s, learning rate %g", self.objective, self.args.learning_rate)
         logger.info("  %d groups: %s", len(self.groups), counts or ", ".join(self.groups.names))
-        if self.objective.needs_gradients:
+        if self._tensor_hooks is not None and self.objective.needs_gradients:
+            size = self._tensor_hooks.size
+            logger.info("  Group gradients over %d parameters, by tensor hooks in the backward pass", size)
+            logger.info("  weight_timing='next': a step's statistics set the weights of the following one")
+        elif self.objective.needs_gradients:
             scope = self._gradient_scope()
             size = sum(parameter.numel() for parameter in scope.values())
             logger.info("  Group gradients over %d parameters (%s … %s)", size, next(iter(scope)), list(scope)[-1])
@@ -234,6 +241,13 @@ class GroupRobustTrainer(Trainer):
         if self.robust_loss is not None and not self._uses_parent_loss and batches:
             self.robust_loss.open_window([batch[self.group_key] for batch in batches])
         return batches, num_items
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """See `Trainer.training_step`. Under tensor hooks the group weights move here, behind the backward pass."""
+        loss = super().training_step(*args, **kwargs)
+        if self.robust_loss is not None:
+            self.robust_loss.after_backward()
+        return loss
 
     def compute_loss(
         self,
@@ -433,19 +447,15 @@ class GroupRobustTrainer(Trainer):
     def _build_robust_loss(self) -> GroupRobustLoss | None:
         if self.groups is None:
             return None
-        accumulates = self.args.gradient_accumulation_steps > 1
         communication = self._communication()
-        parameters = list(self._gradient_scope().values()) if self.objective.needs_gradients else []
-        engine = self._option("gradient_engine")
-        # The fast engine needs one forward pass of the whole batch, and one coefficient for each group.
-        regular = self._option("forward_mode") == "joint" and type(self.objective).loss is Objective.loss
-        fast = self.objective.needs_gradients and engine != "per_group" and regular
+        engine = self._gradient_engine(communication) if self.objective.needs_gradients else None
+        late = self.args.gradient_accumulation_steps > 1 or isinstance(engine, TensorHookEngine)
         return GroupRobustLoss(
             self.objective,
             self.groups,
-            parameters,
-            engine=AutoEngine(self._network, parameters, engine, communication.all_agree) if fast else None,
-            weight_timing=self._option("weight_timing") or ("next" if accumulates else "current"),
+            engine.parameters if engine is not None else [],
+            engine=engine,
+            weight_timing=self._option("weight_timing") or ("next" if late else "current"),
             communication=communication,
             loss_scale=None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale,
             nonfinite=self._option("nonfinite"),
@@ -463,6 +473,31 @@ class GroupRobustTrainer(Trainer):
             self.accelerator.process_index,
         )
 
+    def _gradient_engine(self, communication: Communication) -> GradientEngine:
+        engine = self._option("gradient_engine")
+        if engine == "tensor_hooks" or is_sharded(self._network, self.accelerator):
+            if self._option("forward_mode") != "joint":
+                raise ValueError(
+                    "forward_mode='split' has a forward pass for each group, but tensor hooks (sharded parameters, or "
+                    "gradient_engine='tensor_hooks') follow a single one. Use forward_mode='joint'."
+                )
+            # Built while the parameters are whole: FSDP leaves neither their shapes nor their identity.
+            made_for = (self._option("gradient_layers"), engine)
+            known = self._tensor_hooks is not None and self._tensor_hooks.belongs_to(self._network)
+            if not known or made_for != self._tensor_hooks_made_for:
+                scope = list(self._gradient_scope().values())
+                self._tensor_hooks = TensorHookEngine(self._network, scope, engine == "sketch", self.args.device)
+                self._tensor_hooks_made_for = made_for
+            assert self._tensor_hooks is not None
+            return self._tensor_hooks
+        self._tensor_hooks = None
+        parameters = list(self._gradient_scope().values())
+        # The fast engine needs one forward pass of the whole batch, and one coefficient for each group.
+        regular = self._option("forward_mode") == "joint" and type(self.objective).loss is Objective.loss
+        if engine == "per_group" or not regular:
+            return PerGroupEngine(parameters)
+        return AutoEngine(self._network, parameters, engine, communication.all_agree)
+
     def _gradient_scope(self) -> dict[str, nn.Parameter]:
         layers = self._option("gradient_layers")
         return gradient_scope(self._network) if layers is None else gradient_scope(self._network, layers)
@@ -474,11 +509,10 @@ class GroupRobustTrainer(Trainer):
                 "Group losses need one process per GPU: start the script with `accelerate launch`, or set "
                 "CUDA_VISIBLE_DEVICES to a single GPU."
             )
-        if self.objective.needs_gradients and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
-            raise ValueError(
-                f"objective={self.objective.name!r} takes gradients of parameters, which FSDP and DeepSpeed shard. "
-                "Use plain data parallelism (DDP), or objective='group_dro', which needs the losses only."
-            )
+        require_that_fsdp_runs(self.accelerator)
+        if self.objective.needs_gradients:
+            engine, timing = self._option("gradient_engine"), self._option("weight_timing")
+            require_supported(self.objective.name, self._network, self.args, self.accelerator, engine, timing)
         if not self._group_columns and not isinstance(self.objective, ERM):
             raise ValueError(
                 f"objective={self.objective.name!r} needs to know the groups: set group_column to the column that "

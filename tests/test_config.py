@@ -92,7 +92,10 @@ def test_direction_of_the_best_metric(tmp_path: Path, metric: str, greater: bool
         (dict(scaling="gradient", adjustment=1.0), r"adjustment cannot be set with scaling='gradient'"),
         (dict(scaling="gradient", exponent=1.0), r"exponent cannot be set with scaling='gradient'"),
         (dict(variant="reference", interaction="mean"), r"interaction cannot be set with variant='reference'"),
-        (dict(gradient_engine="fast"), r"gradient_engine must be one of 'auto', 'single_pass', 'sketch', 'per_group'"),
+        (
+            dict(gradient_engine="fast"),
+            r"gradient_engine must be one of 'auto', 'single_pass', 'sketch', 'tensor_hooks', 'per_group'",
+        ),
         (dict(forward_mode="both"), r"forward_mode must be one of 'joint', 'split'"),
         (dict(group_sampling="even"), r"group_sampling must be one of 'none', 'balanced', 'weighted'"),
         (dict(weight_timing="last"), r"weight_timing must be one of 'current', 'next'"),

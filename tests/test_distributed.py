@@ -30,6 +30,7 @@ from several_processes import (
 from hf_cgd.sampling import BalancedGroupSampler, WeightedGroupSampler
 
 HERE = Path(__file__).parent
+TWO_CPUS = HERE.parent / "recipes" / "accelerate" / "cpu-2proc.yaml"
 WITH_THREE = (
     "erm_uw uneven", "group_dro uneven", "cgd per_group", "cgd single_pass", "cgd sketch", "cgd momentum",
 )  # fmt: skip
@@ -46,7 +47,8 @@ def launch(folder: Path, processes: int, source: Path, *cases: str) -> list[dict
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
     }
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(port)]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_CPUS), "--num_processes", str(processes)]
+    launcher += ["--main_process_port", str(port)]
     command = [sys.executable, *launcher, str(HERE / "several_processes.py"), str(folder), str(source), *cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]

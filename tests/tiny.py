@@ -17,6 +17,21 @@ def tiny_distilbert(num_labels: int = 2, dropout: float = 0.0, seed: int = 0, **
     )  # fmt: skip
 
 
+def with_lora(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """LoRA on the attention of a DistilBERT, its whole head trained along; B not zero, as it is at the start."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    config = LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["q_lin", "v_lin"],
+                        modules_to_save=["pre_classifier", "classifier"], lora_dropout=0.0)  # fmt: skip
+    model = get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    return model
+
+
 def text_rows(size: int = 16, length: int = 8, groups: int = 2, seed: int = 0) -> dict[str, list[Any]]:
     generator = torch.Generator().manual_seed(seed)
     return {

@@ -6,6 +6,7 @@ from hf_cgd.gradients.scope import gradient_scope
 from hf_cgd.gradients.single_pass import SinglePassEngine
 from hf_cgd.gradients.sketch import SketchEngine
 from hf_cgd.gradients.surrogate import NotExactError
+from hf_cgd.gradients.tensor_hooks import TensorHookEngine
 
 __all__ = [
     "ENGINES",
@@ -16,6 +17,7 @@ __all__ = [
     "PerGroupEngine",
     "SinglePassEngine",
     "SketchEngine",
+    "TensorHookEngine",
     "gradient_scope",
     "gram_matrix",
 ]

@@ -21,7 +21,7 @@ from hf_cgd.gradients.surrogate import NotExactError
 
 logger = logging.getLogger(__name__)
 
-ENGINES = ("auto", "single_pass", "sketch", "per_group")
+ENGINES = ("auto", "single_pass", "sketch", "tensor_hooks", "per_group")
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Largest error of a check, relative to the largest gradient; passes in other types get `LOW_TOLERANCE`."""
 LOW_TOLERANCE = 5e-2
@@ -147,7 +147,7 @@ class AutoEngine:
             error = max(error, float(cosine_errors.max()))
             for one, other in zip(exact.rows, checked.rows, strict=True):
                 pieces = (unflatten(row, self.parameters) for row in (one, other))
-                error = max(error, _largest_error(*pieces))
+                error = max(error, largest_error(*pieces))
         computed_in = getattr(candidate, "computed_in", losses.dtype)
         tolerance = TOLERANCE.get(computed_in, LOW_TOLERANCE)
         reason = f"its gradients differ from per_group's by {error:.1e}, {tolerance:.0e} allowed{note}"
@@ -166,13 +166,13 @@ class AutoEngine:
         actual = torch.autograd.grad(
             fast.scalar(weighted, coefficients), trainable, retain_graph=True, allow_unused=True
         )
-        return _largest_error(
+        return largest_error(
             [torch.zeros_like(p) if g is None else g for p, g in zip(trainable, expected, strict=True)],
             [torch.zeros_like(p) if g is None else g for p, g in zip(trainable, actual, strict=True)],
         )
 
 
-def _largest_error(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
+def largest_error(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
     """Largest error of any parameter's gradient, relative to its own largest entry.
 
     A hundredth of the largest entry of all is added to that, since gradients that are zero but for rounding (of

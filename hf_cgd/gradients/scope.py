@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
 from torch import nn
 
 ALL = "all"
@@ -90,6 +91,11 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
     return scope
 
 
+def whole_shape(parameter: nn.Parameter) -> torch.Size:
+    """Shape of a parameter that may be sharded by ZeRO-3, which leaves an empty one behind, or by FSDP2."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
 def _last_layers(model: nn.Module, names: list[str], count: int) -> set[str]:
     blocks = _find_blocks(model)
     layers = _leaf_layers(model) if blocks is None else _block_layers(model, names, blocks)
@@ -145,7 +151,7 @@ def _block_runs(module: nn.Module, path: str, at_least: int) -> Iterator[_Blocks
     inside: set[str] = set()
     for stem, names in numbered.items():
         if len(names) >= (at_least if stem == "" else 2):
-            size = sum(p.numel() for name in names for p in children[name].parameters())
+            size = sum(whole_shape(p).numel() for name in names for p in children[name].parameters())
             yield _Blocks(path, tuple(names), size)
             inside.update(names)
     for name, child in children.items():

@@ -105,7 +105,7 @@ class SinglePassEngine:
         """
         calls, self._calls = self._calls, []
         cut, self._cut = self._cut, None
-        _require_form(calls, cut, len(losses))
+        require_form(calls, cut, len(losses))
         # A compiled network may leave hooks out without a word, which would leave gradients out.
         modules = Counter(id(call.module) for call in calls)
         if self._modules is not None and modules != self._modules:
@@ -120,9 +120,10 @@ class SinglePassEngine:
             found = found[len(call.outputs) :]
         members = Members.of(group_ids, groups)
         at_cut = found[0] if found else None
-        return self._gradients(BackwardPass(self, backward, members, cut, at_cut, losses.device, losses.dtype))
+        return self.gradients_of(BackwardPass(self, backward, members, cut, at_cut, losses.device, losses.dtype))
 
-    def _gradients(self, step: "BackwardPass") -> GroupGradients:
+    def gradients_of(self, step: "BackwardPass") -> GroupGradients:
+        """Group gradients from a pass over the activations."""
         return _SinglePassGradients(step)
 
     def rows_of(self, step: "BackwardPass") -> Tensor:
@@ -281,7 +282,8 @@ def _within_budget(sizes: dict[nn.Module, int], most: int) -> set[nn.Module]:
     return keep
 
 
-def _require_form(calls: list[Call], cut: Cut | None, batch: int) -> None:
+def require_form(calls: list[Call], cut: Cut | None, batch: int) -> None:
+    """Raise a NotExactError unless the rows of the `batch` examples can be told apart in every call and the cut."""
     if not calls:
         raise NotExactError("no module of the scope was seen in the forward pass")
     for call in calls:

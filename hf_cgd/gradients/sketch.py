@@ -66,7 +66,8 @@ class SketchEngine(SinglePassEngine):
             parts.append(piece)
         return torch.cat(parts)
 
-    def _gradients(self, step: BackwardPass) -> GroupGradients:
+    def gradients_of(self, step: BackwardPass) -> GroupGradients:
+        """See `SinglePassEngine.gradients_of`."""
         return _SketchGradients(step)
 
     def sketches_of(self, step: BackwardPass) -> Tensor:
