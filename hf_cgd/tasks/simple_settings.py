@@ -20,7 +20,7 @@ import torch
 
 from hf_cgd.groups import GroupInfo
 from hf_cgd.losses import CLASSIFICATION, example_losses
-from hf_cgd.objectives import OBJECTIVES, build_objective
+from hf_cgd.objectives import build_objective
 from hf_cgd.robust_loss import GroupRobustLoss
 
 EPOCHS = 400
@@ -196,7 +196,7 @@ def _solution(classifier: torch.nn.Linear) -> np.ndarray:
 
 def searched_knob(objective: str) -> str | None:
     """The knob of an objective whose value the paper searches, None where it has none."""
-    own = [f.name for f in fields(OBJECTIVES[objective])]
+    own = [f.name for f in fields(build_objective(objective))]
     return next((knob for knob in SEARCHED_KNOBS if knob in own), None)
 
 
@@ -365,9 +365,10 @@ def point_panels(settings: Iterable[str], seed: int) -> dict[str, dict[str, tupl
     return panels
 
 
-def mean_and_deviation(values: np.ndarray) -> str:
-    """Mean over runs [S] and, in brackets, their standard deviation."""
-    return f"{values.mean():.3f} ({values.std(ddof=1):.3f})" if len(values) > 1 else f"{values.mean():.3f}"
+def mean_and_deviation(values: np.ndarray, decimals: int = 3) -> str:
+    """Mean over runs [S] and, in brackets, their standard deviation; only what the number of runs allows."""
+    spread = f" ({values.std(ddof=1):.{decimals}f})" if len(values) > 1 else ""
+    return f"{values.mean():.{decimals}f}{spread}" if len(values) else ""
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
