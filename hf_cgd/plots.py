@@ -306,14 +306,15 @@ def points_figure(
         raise ValueError("Expected the points of at least one group, got none.")
     figure = Figure(figsize=(2.4 * columns + 0.4, 2.4 * len(panels) + 0.7), layout="constrained")
     grid = figure.subplots(len(panels), columns, squeeze=False, sharex=True, sharey=True)
+    classes = np.unique(np.concatenate([labels for groups in panels.values() for _, labels in groups.values()]))
+    styles = dict(zip(classes.tolist(), zip(PALETTE, "ox^sDvP*", strict=True), strict=False))
     lines: dict[str, Artist] = {}
     for row, (data_set, groups) in zip(grid, panels.items(), strict=True):
         for axes, (group, (points, labels)) in zip(row, groups.items(), strict=False):
             # So that the few points of a small group are seen and the many of a large one do not hide each other.
             size = 14 if len(points) > 50 else 36
-            for place, label in enumerate(np.unique(labels)):
+            for label, (color, marker) in styles.items():
                 chosen = points[labels == label]
-                color, marker = PALETTE[place], "ox^sDvP*"[place]
                 lines[f"label {label}"] = axes.scatter(
                     *chosen.T, s=size, color=color, marker=marker, alpha=0.7, linewidths=0.8 if marker == "x" else 0
                 )
