@@ -13,6 +13,7 @@ import numpy as np
 from hf_cgd.metrics import GroupReport
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -237,6 +238,97 @@ def comparison_figure(
     note = f"the {len(shown)} of {len(names)} groups with the lowest accuracies" if many else None
     if title or note:
         figure.suptitle("\n".join(line for line in (title, note) if line), fontsize="medium")
+    return figure
+
+
+def weights_figure(
+    histories: Mapping[str, Mapping[str, Sequence[LogHistory]]], *, unit: str = "step", title: str | None = None
+) -> "Figure":
+    """Group weights over training: one row for each method, in it a panel for each of its variants.
+
+        weights_figure({"cgd": {"step size 0.1": [trainer.state.log_history]}})
+
+    Args:
+        histories: by method and variant, the log histories of the S runs; all runs have the same groups.
+        unit: what a step is called.
+        title: of the whole figure.
+
+    Raises:
+        ValueError: no panel, or histories without group weights or that were logged at different steps.
+    """
+    from matplotlib.figure import Figure
+
+    columns = max((len(variants) for variants in histories.values()), default=0)
+    if columns == 0:
+        raise ValueError("Expected the log histories of at least one method, got none.")
+    figure = Figure(figsize=(2.5 * columns + 0.6, 1.9 * len(histories) + 0.8), layout="constrained")
+    grid = figure.subplots(len(histories), columns, squeeze=False, sharex=True, sharey=True)
+    lines: dict[str, Artist] = {}
+    for row, (method, variants) in zip(grid, histories.items(), strict=True):
+        for axes, (variant, runs) in zip(row, variants.items(), strict=False):
+            names = list(weight_curves(runs[0])[1]) if runs else []
+            if not names:
+                raise ValueError(f"{method!r}, {variant!r}: expected log histories with group weights, got none.")
+            draw_group_weights(axes, runs, group_colors(names))
+            axes.set_title(f"{method}, {variant}" if variant else method, fontsize="medium")
+            lines |= {str(line.get_label()): line for line in axes.get_lines()}
+        for axes in row[len(variants) :]:
+            axes.set_axis_off()
+    for axes in grid.flat:
+        axes.set_ylim(0, 1)
+        axes.set(xlabel="", ylabel="group weight" if axes in grid[:, 0] else "")
+    for column in grid.T:
+        lowest = [axes for axes in column if axes.axison][-1]
+        lowest.set_xlabel(unit)
+        lowest.tick_params(labelbottom=True)
+    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=4, frameon=False)
+    if title:
+        figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def points_figure(
+    panels: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], *, title: str | None = None
+) -> "Figure":
+    """Points of the plane by their label: one row for each data set, in it a panel for each group.
+
+    Args:
+        panels: by data set and group, points [N, 2] and their labels [N], at most as many labels as there are colours.
+        title: of the whole figure.
+
+    Raises:
+        ValueError: no panel.
+    """
+    from matplotlib.figure import Figure
+
+    columns = max((len(groups) for groups in panels.values()), default=0)
+    if columns == 0:
+        raise ValueError("Expected the points of at least one group, got none.")
+    figure = Figure(figsize=(2.4 * columns + 0.4, 2.4 * len(panels) + 0.7), layout="constrained")
+    grid = figure.subplots(len(panels), columns, squeeze=False, sharex=True, sharey=True)
+    classes = np.unique(np.concatenate([labels for groups in panels.values() for _, labels in groups.values()]))
+    styles = dict(zip(classes.tolist(), zip(PALETTE, "ox^sDvP*", strict=True), strict=False))
+    lines: dict[str, Artist] = {}
+    for row, (data_set, groups) in zip(grid, panels.items(), strict=True):
+        for axes, (group, (points, labels)) in zip(row, groups.items(), strict=False):
+            # So that the few points of a small group are seen and the many of a large one do not hide each other.
+            size = 14 if len(points) > 50 else 36
+            for label, (color, marker) in styles.items():
+                chosen = points[labels == label]
+                lines[f"label {label}"] = axes.scatter(
+                    *chosen.T, s=size, color=color, marker=marker, alpha=0.7, linewidths=0.8 if marker == "x" else 0
+                )
+            axes.set_title(f"{group} ({len(points)})", fontsize="medium")
+            axes.set_aspect("equal")
+            _tidy(axes, "both")
+        row[0].set_ylabel(f"{data_set}\n$x_2$")
+        for axes in row[len(groups) :]:
+            axes.set_axis_off()
+    for axes in grid[-1]:
+        axes.set_xlabel("$x_1$")
+    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=len(lines), frameon=False)
+    if title:
+        figure.suptitle(title, fontsize="medium")
     return figure
 
 

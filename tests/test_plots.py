@@ -17,8 +17,10 @@ from hf_cgd.plots import (
     draw_group_accuracies,
     draw_group_weights,
     group_colors,
+    points_figure,
     save_figure,
     weight_curves,
+    weights_figure,
 )
 
 NAMES = ["land", "water"]
@@ -215,3 +217,45 @@ def test_pyplot_is_never_imported() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_weights_figure_shows_each_variant_in_a_panel_of_its_method() -> None:
+    one, two = ({"land": [0.5, value], "water": [0.5, 1 - value]} for value in (0.2, 0.4))
+    figure = weights_figure(
+        {"dro": {"step 1": [history(one), history(two)], "step 0.1": [history(one)]}, "uw": {"": [history(two)]}},
+        unit="epoch",
+        title="T",
+    )
+    drawn = [axes for axes in figure.axes if axes.axison]
+    assert [axes.get_title() for axes in drawn] == ["dro, step 1", "dro, step 0.1", "uw"]
+    lines = {line.get_label(): line.get_ydata() for line in drawn[0].get_lines()}
+    assert np.array(lines["land"]) == pytest.approx([0.5, 0.3])
+    assert np.array(drawn[1].get_lines()[1].get_ydata()) == pytest.approx([0.5, 0.8])
+    assert all(axes.get_ylim() == (0, 1) for axes in drawn)
+    # Each column names its axis once, under its lowest panel.
+    assert [axes.get_xlabel() for axes in drawn] == ["", "epoch", "epoch"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["land", "water"]
+
+
+def test_weights_figure_needs_weights() -> None:
+    with pytest.raises(ValueError, match="at least one method, got none"):
+        weights_figure({})
+    with pytest.raises(ValueError, match="'erm', 'x': expected log histories with group weights"):
+        weights_figure({"erm": {"x": [[{"step": 5, "loss": 1.0}]]}})
+
+
+def test_points_figure_shows_every_point_by_label() -> None:
+    points = np.arange(8.0).reshape(4, 2)
+    labels = np.array([1, 0, 1, 1])
+    figure = points_figure({"set": {"a": (points, labels), "b": (points[:1], labels[:1])}})
+    first, second = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["a (4)", "b (1)"]
+    shown = [np.array(marks.get_offsets()) for marks in first.collections]
+    assert np.array_equal(shown[0], points[1:2]) and np.array_equal(shown[1], points[[0, 2, 3]])
+    none, alone = second.collections
+    assert len(none.get_offsets()) == 0 and np.array_equal(alone.get_offsets(), points[:1])
+    # Label 1 has the same colour everywhere, also where label 0 does not occur.
+    assert np.array_equal(alone.get_facecolor(), first.collections[1].get_facecolor())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["label 0", "label 1"]
+    with pytest.raises(ValueError, match="at least one group, got none"):
+        points_figure({})

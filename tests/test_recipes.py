@@ -29,7 +29,7 @@ from hf_cgd.launch import image_classifier, parse_command_line, text_classifier
 from hf_cgd.tasks import multinli
 
 RECIPES = Path(__file__).parent.parent / "recipes"
-NAMES = ["multinli_cgd", "colored_mnist_cgd", "text_classification", "image_classification"]
+NAMES = ["multinli_cgd", "colored_mnist_cgd", "mnist_settings", "text_classification", "image_classification"]
 
 # Two steps teach nothing, and a warning says so.
 pytestmark = pytest.mark.filterwarnings("ignore::hf_cgd.GroupRobustWarning")

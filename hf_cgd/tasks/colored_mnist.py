@@ -8,7 +8,7 @@ labels with 25 % noise, other shares.)
 
 import gzip
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ GROUP_COLUMNS = ("group",)
 METRIC = "worst_group_accuracy"
 LABELS = ("5-9", "0-4")
 GROUPS = ("majority", "minority")
-COLORS = {"red": (1, 0, 0), "blue": (0, 0, 1), "cyan": (0, 1, 1), "magenta": (1, 0, 1)}
+COLORS = {"red": (1, 0, 0), "blue": (0, 0, 1), "cyan": (0, 1, 1), "magenta": (1, 0, 1), "white": (1, 1, 1)}
 """Share of the digit's brightness that each channel gets."""
 
 SIDE = 28
@@ -200,10 +200,9 @@ def group_counts(total: int, ratio: float, legacy: bool = False) -> tuple[int, i
 
 
 def colored(images: np.ndarray, digits: np.ndarray, is_minority: np.ndarray, legacy: bool = False) -> Dataset:
-    """Rows with the grey image (784 bytes), its color, label and group; reading a row gives `pixel_values` instead.
+    """Rows of `image_rows`; label 1 is a digit below 5.
 
-    `pixel_values` is float32 [3, 28, 28] in [0, 1]. Majority: red (legacy: cyan) for label 0, blue (magenta) for
-    label 1; minority: the other way round. Label 1 is a digit below 5.
+    Majority: red (legacy: cyan) for label 0, blue (magenta) for label 1; minority: the other way round.
 
     Args:
         images: uint8 [N, 28, 28].
@@ -214,18 +213,29 @@ def colored(images: np.ndarray, digits: np.ndarray, is_minority: np.ndarray, leg
     labels = (digits < 5).astype(int)
     palette = np.asarray(["cyan", "magenta"] if legacy else ["red", "blue"])
     images = images.transpose(0, 2, 1) if legacy else images
-    rows = Dataset.from_dict(
-        {
-            "image": [image.tobytes() for image in images],
-            "color": palette[labels ^ is_minority].tolist(),
-            "label": labels,
-            "group": np.asarray(GROUPS)[is_minority.astype(int)].tolist(),
-        },
-        features=Features(
-            image=Value("binary"), color=Value("string"), label=ClassLabel(names=list(LABELS)), group=Value("string")
-        ),
+    groups = np.asarray(GROUPS)[is_minority.astype(int)]
+    return image_rows(images, palette[labels ^ is_minority].tolist(), labels, LABELS, groups.tolist())
+
+
+def image_rows(
+    images: np.ndarray, colors: Sequence[str], labels: np.ndarray, label_names: Sequence[str], groups: Sequence[str]
+) -> Dataset:
+    """Rows with the grey image (784 bytes), its color, label and group; reading a row gives `pixel_values` instead.
+
+    `pixel_values` is float32 [3, 28, 28] in [0, 1].
+
+    Args:
+        images: uint8 [N, 28, 28].
+        colors: N names among `COLORS`.
+        labels: [N] integers, places in `label_names`.
+        label_names: names of the classes.
+        groups: N names.
+    """
+    features = Features(
+        image=Value("binary"), color=Value("string"), label=ClassLabel(names=list(label_names)), group=Value("string")
     )
-    return rows.with_transform(_with_pixels)
+    columns = {"image": [image.tobytes() for image in images], "color": colors, "label": labels, "group": groups}
+    return Dataset.from_dict(columns, features=features).with_transform(_with_pixels)
 
 
 def _with_pixels(batch: dict[str, list[Any]]) -> dict[str, Any]:
