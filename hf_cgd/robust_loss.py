@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from hf_cgd.functional import group_counts_of
 from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, gram_matrix
 from hf_cgd.groups import GroupInfo
-from hf_cgd.guard_rails import GroupRobustWarning, WeightMonitor
+from hf_cgd.guard_rails import GroupRobustWarning, PenaltyMonitor, WeightMonitor
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
+from hf_cgd.objectives.penalty import PenaltyObjective
+from hf_cgd.processes import Processes
 
 WEIGHT_TIMINGS = ("current", "next")
 GradientEngine = PerGroupEngine | AutoEngine
@@ -38,9 +40,11 @@ class GroupRobustLoss:
         engine: takes the group gradients; None for `PerGroupEngine(parameters)`.
         reduce: sums a tensor over all processes; None for a single process.
         num_processes: by which DDP divides the gradient; the scalar is multiplied by it.
+        process_index: rank of this process among them; needed by PGI and IRM where there are several.
 
     Raises:
-        ValueError: an objective that needs gradients without parameters, or one that needs counts without them.
+        ValueError: an objective that needs gradients without parameters, or one that needs counts without them, or
+            larger groups.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class GroupRobustLoss:
         engine: GradientEngine | None = None,
         reduce: Callable[[Tensor], Tensor] | None = None,
         num_processes: int = 1,
+        process_index: int | None = None,
     ) -> None:
         if weight_timing not in WEIGHT_TIMINGS:
             raise ValueError(f"weight_timing must be one of {WEIGHT_TIMINGS}, got {weight_timing!r}.")
@@ -67,12 +72,15 @@ class GroupRobustLoss:
                 f"adjustment > 0 needs the number of training examples of each group, but only the names "
                 f"{list(groups.names)} are known. Pass groups=GroupInfo(names, counts)."
             )
+        _require_groups_for(objective, groups)
         self.objective = objective
         self.groups = groups
+        self._class_counts = None if groups.class_counts is None else torch.tensor(groups.class_counts)
         self.weight_timing = weight_timing
         self.num_processes = num_processes
         self._momentum: float = getattr(objective, "interaction_momentum", 0.0)
         self._reduce = reduce or (lambda tensor: tensor)
+        self._processes = Processes(self._reduce, num_processes, process_index)
         self._engine: GradientEngine | None = None
         if objective.needs_gradients:
             self._engine = engine or PerGroupEngine(parameters)
@@ -83,6 +91,8 @@ class GroupRobustLoss:
         counts = self.groups.counts_tensor()
         self.alpha: Tensor | None = self.objective.initial_weights(counts) if self.objective.has_weights else None
         """Group weights [K] in float64 on the CPU, None for an objective without weights."""
+        self.steps = 0
+        """Optimizer steps so far."""
         self.updates = 0
         """Weight updates so far."""
         self.skipped_updates = 0
@@ -90,6 +100,7 @@ class GroupRobustLoss:
         self._average_rows: dict[int, Tensor] = {}
         self._average_losses = torch.zeros(len(self.groups), dtype=torch.float64)
         self._monitor = WeightMonitor(self.groups.names)
+        self._penalty_monitor = PenaltyMonitor(self.objective.name)
         self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
         self._close_window()
 
@@ -112,27 +123,49 @@ class GroupRobustLoss:
         self._counts: Tensor | None = self._reduce(torch.as_tensor(counts, dtype=torch.float64))
         self._micro_batches = self._remaining = len(group_ids)
 
-    def __call__(self, losses: Tensor, group_ids: Tensor) -> Tensor:
+    def __call__(
+        self,
+        losses: Tensor,
+        group_ids: Tensor,
+        *,
+        logits: Tensor | None = None,
+        labels: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
         """The scalar to call `backward()` on, for one micro-batch.
 
         Args:
             losses: [B] with graph.
             group_ids: [B] integers in [0, K).
+            logits: [B, ...] what `losses` were computed from, with graph; for PGI and IRM.
+            labels: [B] classes; for PGI.
+            features: [B, D] input of the classification head, with graph; for CORAL.
 
         Returns:
             the scalar; averaged over the micro-batches and processes of a step it is the loss of the step. The
             multiplication that makes up for that averaging is done here.
+
+        Raises:
+            ValueError: something that the objective needs is missing.
         """
+        given = {"logits": logits, "labels": labels, "features": features}
+        missing = [name for name in self.objective.needs if name in given and given[name] is None]
+        if missing:
+            raise ValueError(
+                f"{type(self.objective).__name__} needs {' and '.join(missing)} of the batch besides the losses: call "
+                f"robust_loss(losses, group_ids, {', '.join(f'{name}=...' for name in missing)})."
+            )
         if self._remaining == 0:
             self.open_window([group_ids])
         gradients = self._gather(losses, group_ids)
         last = self._remaining == 0
         if last and self.weight_timing == "current":
             self._move_weights()
-        loss = self._scalar(losses, group_ids, gradients)
+        loss = self._scalar(losses, group_ids, gradients, given)
         if last and self.weight_timing == "next":
             self._move_weights()
         if last:
+            self.steps += 1
             self._close_window()
         return loss
 
@@ -169,6 +202,7 @@ class GroupRobustLoss:
             "objective": self.objective.name,
             "groups": self.groups.to_dict(),
             "alpha": None if self.alpha is None else self.alpha.tolist(),
+            "steps": self.steps,
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
             "average_losses": self._average_losses.tolist(),
@@ -206,6 +240,7 @@ class GroupRobustLoss:
                 assert tensors is not None and self._engine is not None
                 device = self._engine.parameters[0].device
                 self._average_rows[place] = tensors[f"average_gradient.{name}"].to(device)
+        self.steps = state["steps"]
         self.updates = state["updates"]
         self.skipped_updates = state["skipped_updates"]
 
@@ -216,13 +251,32 @@ class GroupRobustLoss:
         self._pooled_gradients: dict[int, Tensor] = {}
         self._gram: Tensor | None = None
 
-    def _scalar(self, losses: Tensor, group_ids: Tensor, gradients: GroupGradients | None) -> Tensor:
+    def _scalar(
+        self,
+        losses: Tensor,
+        group_ids: Tensor,
+        gradients: GroupGradients | None,
+        given: Mapping[str, Tensor | None],
+    ) -> Tensor:
         assert self._counts is not None
         counts = self._counts.to(losses.device)
         alpha = None if self.alpha is None else self.alpha.to(losses.device)
-        output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha))
+        needed: dict[str, Any] = {name: given[name] for name in self.objective.needs if name in given}
+        if needed:
+            group_ids = group_ids.to(losses.device)
+            needed |= {"processes": self._processes, "step": self.steps}
+        if "class_counts" in self.objective.needs:
+            assert self._class_counts is not None
+            needed["class_counts"] = self._class_counts.to(losses.device)
+        output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha, **needed))
         # Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP).
         loss = output.loss * (self._micro_batches * self.num_processes)
+        if isinstance(self.objective, PenaltyObjective) and self.objective.is_active(self.steps, len(self.groups)):
+            self._penalty_monitor.observe(output.penalty is not None)
+        if output.penalty is not None:
+            # Its value is the same on all processes, its gradients are to be summed over them.
+            others = self.num_processes - 1
+            loss = loss + output.penalty + others * (output.penalty - output.penalty.detach())
         if gradients is None:
             return loss
         (coefficients,) = torch.autograd.grad(loss, losses, retain_graph=True)
@@ -318,3 +372,18 @@ class GroupRobustLoss:
         values = losses.detach().to("cpu", torch.float64)
         both = torch.stack([values, torch.ones_like(values)])
         return torch.zeros(2, len(self.groups), dtype=torch.float64).index_add(1, group_ids, both)
+
+
+def _require_groups_for(objective: Objective, groups: GroupInfo) -> None:
+    """Raise a ValueError unless the groups are large enough for the objective and have the counts it needs."""
+    if "class_counts" in objective.needs and groups.class_counts is None:
+        raise ValueError(
+            f"{type(objective).__name__} needs the number of training examples of each class in each group, which is "
+            "not known. Pass groups=GroupInfo(names, counts, class_counts=...) with one row of K numbers per class."
+        )
+    small = [n for n, c in zip(groups.names, groups.counts or (), strict=False) if c < objective.min_group_size]
+    if small and len(groups) > 1:
+        raise ValueError(
+            f"{type(objective).__name__} needs at least {objective.min_group_size} training examples in each group, "
+            f"but these have fewer: {', '.join(small[:20])}. Merge or drop small groups."
+        )

@@ -9,15 +9,17 @@ import hf_cgd
 
 PACKAGE = Path(hf_cgd.__file__).parent
 LAYERS = [
-    ["columns", "functional", "guard_rails", "losses"],
+    ["columns", "functional", "guard_rails", "losses", "processes"],
     ["groups", "forward_pass", "sampling", "objectives.base", "gradients.scope", "gradients.surrogate",
      "metrics.intervals"],
-    ["gradients.layer_gradients", "gradients.per_group"],
+    ["gradients.layer_gradients", "gradients.per_group", "head"],
     ["gradients.single_pass"],
     ["gradients.sketch"],
     ["gradients.auto"],
-    ["collator", "dataset_groups", "gradients", "objectives.adaptive", "metrics.group_metrics", "metrics.report"],
-    ["objectives.erm", "objectives.group_dro", "objectives.cgd", "metrics", "metrics.evaluate_module"],
+    ["collator", "dataset_groups", "gradients", "objectives.adaptive", "objectives.penalty",
+     "metrics.group_metrics", "metrics.report"],
+    ["objectives.erm", "objectives.group_dro", "objectives.cgd", "objectives.pgi", "objectives.irm", "objectives.coral",
+     "metrics", "metrics.evaluate_module"],
     ["objectives"],
     ["robust_loss", "tasks"],
     ["config", "evaluation", "callbacks", "plots", "cards"],
