@@ -167,4 +167,4 @@ def _output_layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.
         active = [name for name in getattr(module, "active_adapters", ()) if name in copies]
         children = {name: copies[name] for name in active} or {"": children["original_module"]}
     for name, child in children.items():
-        yield from _output_layers(child, f"{path}.{name}")
+        yield from _output_layers(child, f"{path}.{name}".lstrip("."))

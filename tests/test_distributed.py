@@ -33,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, An
     return two, one
 
 
-@pytest.mark.parametrize("objective", ["erm", "erm_uw", "group_dro", "cgd"])
+@pytest.mark.parametrize("objective", ["erm", "erm_uw", "group_dro", "cgd", "pgi", "irm", "coral"])
 def test_two_processes_equal_one(results: tuple[list[dict[str, Any]], dict[str, Any]], objective: str) -> None:
     (first, second), one = [rank[objective] for rank in results[0]], results[1][objective]
     assert (first["world"], one["world"]) == (2, 1)

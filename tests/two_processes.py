@@ -9,17 +9,23 @@ from tiny import parameters_of, text_dataset, tiny_distilbert
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
-OBJECTIVES = ("erm", "erm_uw", "group_dro", "cgd")
+OBJECTIVES = ("erm", "erm_uw", "group_dro", "cgd", "pgi", "irm", "coral")
+KNOBS: dict[str, dict] = {
+    "group_dro": {"step_size": 0.5},
+    "cgd": {"step_size": 0.5},
+    "pgi": {"penalty_weight": 2.0},
+    "irm": {"penalty_weight": 5.0, "penalty_anneal_steps": 2},
+    "coral": {"penalty_weight": 2.0},
+}
 
 
 def run(objective: str, output_dir: str) -> dict:
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    knobs = {"step_size": 0.5} if objective in ("group_dro", "cgd") else {}
     args = GroupRobustConfig(
         output_dir, objective=objective, group_column="group", max_steps=5, use_cpu=True, report_to=[],
         per_device_train_batch_size=8 // world, per_device_eval_batch_size=2, optim="sgd", learning_rate=0.1,
         lr_scheduler_type="constant", max_grad_norm=0, save_strategy="no", logging_steps=1, disable_tqdm=True,
-        train_sampling_strategy="sequential", **knobs,
+        train_sampling_strategy="sequential", **KNOBS.get(objective, {}),
     )  # fmt: skip
     # Groups 0 and 2 fill the first rows of each batch, so that the processes hold different groups.
     data = text_dataset(40)
