@@ -7,6 +7,7 @@ from hf_cgd.config import GroupRobustConfig
 from hf_cgd.gradients import gradient_scope
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning
+from hf_cgd.head import HeadInput
 from hf_cgd.metrics import GroupReport, group_metrics
 from hf_cgd.objectives import CGD, CORAL, ERM, ERMUW, IRM, PGI, GroupDRO, Objective
 from hf_cgd.robust_loss import GroupRobustLoss
@@ -28,6 +29,7 @@ __all__ = [
     "GroupRobustLoss",
     "GroupRobustTrainer",
     "GroupRobustWarning",
+    "HeadInput",
     "Objective",
     "gradient_scope",
     "group_metrics",

@@ -585,6 +585,20 @@ def test_processes_together_give_the_loss_and_gradient_of_one(objective: Objecti
     assert sum(part_loss.item() for part_loss in losses) / 3 == pytest.approx(one.item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("objective", [PGI(1.7), IRM(1.7), CORAL(1.7)])
+def test_autocast_takes_nothing_from_the_precision(objective: Objective) -> None:
+    batch, group_ids = batch_of()
+    features = (10 * batch["features"]).float()
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            logits = features[:, :3].clone().requires_grad_()
+            losses = cross_entropy(logits, batch["labels"])
+            given = dict(logits=logits, labels=batch["labels"], features=features)
+            found.append(GroupRobustLoss(objective, GROUPS)(losses, group_ids, **given).item())
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
+
+
 @pytest.mark.parametrize("objective", [PGI(), IRM()])
 def test_several_processes_have_to_say_which_they_are(objective: Objective) -> None:
     batch, group_ids = batch_of()

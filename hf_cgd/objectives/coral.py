@@ -44,5 +44,6 @@ class CORAL(PenaltyObjective):
         # Around the mean the sum of squares does not change with the centre to first order, so no gradient is lost;
         # one through the centre would be wrong on each of several processes.
         centred = [rows - mean for rows, mean in zip(members, means.detach(), strict=True)]
-        squares = batch.processes.total(torch.stack([rows.T @ rows for rows in centred]))
+        with torch.autocast(features.device.type, enabled=False):
+            squares = batch.processes.total(torch.stack([rows.T @ rows for rows in centred]))
         return coral_distance(means, squares / (counts - 1)[:, :, None])
