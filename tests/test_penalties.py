@@ -233,6 +233,21 @@ def test_pgi_is_never_negative_and_zero_for_equal_distributions(batch: tuple, eq
     assert not compared or found > 0
 
 
+def test_rounding_makes_no_divergence_negative_and_takes_no_gradient() -> None:
+    """Distributions that differ by 1e-4: in float32 the plain sum is negative for some, the divergence is not."""
+    generator = torch.Generator().manual_seed(0)
+    negative = 0
+    for _ in range(200):
+        p = torch.randn(5, generator=generator)
+        q = (p + 1e-4 * torch.randn(5, generator=generator)).requires_grad_()
+        means = torch.stack([p, q]).log_softmax(1)
+        negative += bool((means[1].exp() * (means[1] - means[0])).sum() < 0)
+        found = pgi_divergence(means, torch.tensor([0, 0]), torch.tensor([True, False]))
+        (gradient,) = torch.autograd.grad(found, q)
+        assert found.item() >= 0 and gradient.abs().max() > 1e-7
+    assert negative > 10
+
+
 @settings(deadline=None)
 @given(classified(), st.randoms())
 def test_order_of_examples_and_of_groups_does_not_matter_to_pgi(batch: tuple, random: object) -> None:
