@@ -7,8 +7,9 @@ from hf_cgd.config import GroupRobustConfig
 from hf_cgd.gradients import gradient_scope
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning
+from hf_cgd.head import HeadInput
 from hf_cgd.metrics import GroupReport, group_metrics
-from hf_cgd.objectives import CGD, ERM, ERMUW, GroupDRO, Objective
+from hf_cgd.objectives import CGD, CORAL, ERM, ERMUW, IRM, PGI, GroupDRO, Objective
 from hf_cgd.robust_loss import GroupRobustLoss
 from hf_cgd.trainer import GroupRobustTrainer
 
@@ -16,8 +17,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CGD",
+    "CORAL",
     "ERM",
     "ERMUW",
+    "IRM",
+    "PGI",
     "GroupDRO",
     "GroupInfo",
     "GroupReport",
@@ -25,6 +29,7 @@ __all__ = [
     "GroupRobustLoss",
     "GroupRobustTrainer",
     "GroupRobustWarning",
+    "HeadInput",
     "Objective",
     "gradient_scope",
     "group_metrics",

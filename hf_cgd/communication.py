@@ -20,12 +20,24 @@ class Communication:
     Args:
         sum_over_processes: returns the sum of a tensor over all processes, on all of them; None for a single process.
         num_processes: R.
-        rank: number of this process, in [0, R).
+        rank: number of this process, in [0, R); it has to be given where there are several.
+
+    Raises:
+        ValueError: several processes, and no number of this one.
     """
 
     def __init__(
-        self, sum_over_processes: Callable[[Tensor], Tensor] | None = None, num_processes: int = 1, rank: int = 0
+        self,
+        sum_over_processes: Callable[[Tensor], Tensor] | None = None,
+        num_processes: int = 1,
+        rank: int | None = None,
     ) -> None:
+        if rank is None and num_processes > 1:
+            raise ValueError(
+                f"With num_processes={num_processes} it has to be known which process this is: pass rank "
+                "(torch.distributed.get_rank()) to Communication."
+            )
+        rank = rank or 0
         self.num_processes = num_processes
         self.rank = rank
         self._sum = sum_over_processes or (lambda tensor: tensor)
@@ -43,6 +55,29 @@ class Communication:
         parts = part.new_zeros(self.num_processes, len(part))
         parts[self.rank] = part
         return self.sum(parts).flatten()
+
+    def total(self, part: Tensor) -> Tensor:
+        """Sum over the processes, with the gradient of this one's part.
+
+        A nonlinear function f of such sums has the same, global value on all processes, and its gradients there add up
+        to the gradient of f.
+        """
+        if self.num_processes == 1:
+            return part
+        return self.sum(part.detach()) + (part - part.detach())
+
+    def stacked(self, part: Tensor) -> Tensor:
+        """All processes' tensors in their order, [R, …], with the gradient of this one's."""
+        if self.num_processes == 1:
+            return part[None]
+        rows = part.new_zeros(self.num_processes, *part.shape)
+        rows[self.rank] = part.detach()
+        rows = self.sum(rows)
+        return torch.stack([part if row == self.rank else rows[row] for row in range(self.num_processes)])
+
+    def before(self, stacked: Tensor) -> Tensor:
+        """Sum of what `stacked` gave over the processes that come before this one."""
+        return stacked[: self.rank].sum(dim=0)
 
     def all_agree(self, yes: bool) -> bool:
         """Whether all processes say yes."""

@@ -8,7 +8,7 @@ from transformers import TrainingArguments
 from hf_cgd.gradients import ENGINES
 from hf_cgd.gradients.scope import parse_gradient_layers
 from hf_cgd.metrics import lower_is_better
-from hf_cgd.objectives import KNOBS, OBJECTIVES, Objective, build_objective
+from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
 from hf_cgd.objectives.adaptive import AdaptiveObjective
 from hf_cgd.objectives.base import ABSENT_GROUPS, require_one_of
 from hf_cgd.objectives.cgd import INTERACTIONS, SCALINGS, VARIANTS
@@ -26,8 +26,8 @@ def _option(help_text: str, default: Any = None, **metadata: Any) -> Any:
 class GroupRobustConfig(TrainingArguments):
     """All that a `GroupRobustTrainer` run can be told: `transformers.TrainingArguments`, and the fields below.
 
-    A knob of the objective (`step_size` to `variant`) that is None takes the objective's own default; one that is set
-    for an objective that does not have it raises a ValueError that lists the ones it has.
+    A knob of the objective (`step_size` to `penalty_anneal_steps`) that is None takes the objective's own default; one
+    that is set for an objective that does not have it raises a ValueError that lists the ones it has.
     """
 
     objective: str = _option(f"What is minimised: one of {', '.join(OBJECTIVES)}.", "cgd", choices=list(OBJECTIVES))
@@ -62,6 +62,14 @@ class GroupRobustConfig(TrainingArguments):
         choices=[*ABSENT_GROUPS],
     )
     min_weight: float | None = _option("Floor of a group weight, in [0, 1/K). Default 1e-5 / K.")
+    penalty_weight: float | None = _option(
+        f"lambda >= 0 of the penalty of PGI (default {PGI.penalty_weight}), IRM ({IRM.penalty_weight}) and CORAL "
+        f"({CORAL.penalty_weight})."
+    )
+    penalty_anneal_steps: int | None = _option(
+        "IRM: optimizer steps with lambda = min(1, penalty_weight) before it becomes penalty_weight. Default "
+        f"{IRM.penalty_anneal_steps}."
+    )
     gradient_layers: list[str] | str | int | None = _option(
         "Layers whose gradients CGD compares: a number of last layers (default 3, the head counts as one), 'all', or "
         "regular expressions over parameter names.",

@@ -180,6 +180,29 @@ def require_columns(dataset: Any, columns: Sequence[str], kind: str, option: str
         )
 
 
+def count_classes(name: str, column: Column, group_ids: np.ndarray, num_groups: int) -> tuple[tuple[int, ...], ...]:
+    """Training examples of each class in each group, [C, K]; C is the largest label plus one.
+
+    Raises:
+        ValueError: labels that are not single integers >= 0.
+    """
+    bad = [value for value in column.values if not _is_integer(value) or int(value) < 0]
+    if bad:
+        raise ValueError(
+            f"objective='pgi' compares the groups within each class: expected one integer >= 0 per example in column "
+            f"{name!r}, got {bad[0]!r}. Use another objective for regression and multi-label problems."
+        )
+    labels = np.asarray([int(value) for value in column.values])
+    counts = np.zeros((labels.max() + 1, num_groups), dtype=np.int64)
+    np.add.at(counts, (labels, group_ids), 1)
+    return tuple(map(tuple, counts.tolist()))
+
+
+def _is_integer(value: Any) -> bool:
+    dtype = str(getattr(value, "dtype", type(value).__name__))
+    return getattr(value, "ndim", 0) == 0 and any(kind in dtype for kind in ("int", "bool"))
+
+
 def require_valid_labels(name: str, column: Column, num_classes: int) -> None:
     """Raise a ValueError that names the row of the first label that is no class in [0, num_classes).
 

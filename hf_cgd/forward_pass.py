@@ -1,7 +1,7 @@
 """What goes into a network and what comes out of it, whatever library it is from."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ def split_forward(model: nn.Module, inputs: Mapping[str, Any], group_ids: Tensor
 
     Tensors with one entry per example are split, anything else goes to every pass as it is.
     """
-    order, logits = [], []
+    logits = []
     for group in group_ids.unique().tolist():
         rows = (group_ids == group).nonzero().flatten()
         part = {
@@ -56,9 +56,8 @@ def split_forward(model: nn.Module, inputs: Mapping[str, Any], group_ids: Tensor
             else value
             for name, value in inputs.items()
         }
-        order.append(rows)
         logits.append(logits_of(model(**part)))
-    return {"logits": torch.cat(logits)[torch.cat(order).argsort()]}
+    return {"logits": torch.cat(logits)[order_of_split(group_ids)]}
 
 
 def logits_of(outputs: Any, after_loss: bool = False) -> Tensor:
@@ -76,3 +75,18 @@ def logits_of(outputs: Any, after_loss: bool = False) -> Tensor:
             raise ValueError(f"Expected the model to return 'logits', got {list(outputs)}.")
         return outputs["logits"]
     return outputs[1 if after_loss else 0]
+
+
+def with_logits(outputs: Any, logits: Tensor) -> Any:
+    """What a model returned, in the same form, with other logits; a mapping is changed in place."""
+    if isinstance(outputs, Tensor):
+        return logits
+    if isinstance(outputs, MutableMapping):
+        outputs["logits"] = logits
+        return outputs
+    return (logits, *outputs[1:])
+
+
+def order_of_split(group_ids: Tensor) -> Tensor:
+    """Place of each example [B] among those of the passes of `split_forward`."""
+    return group_ids.argsort(stable=True).argsort()

@@ -26,6 +26,8 @@ class GroupInfo:
         counts: training examples of each group, all positive; None where nobody has counted (streams).
         columns: the column or columns the groups come from.
         class_names: for a column of integers that stand for classes (`datasets.ClassLabel`), the names of these.
+        class_counts: [C, K] training examples of each class (of the labels) in each group, for PGI; None where nobody
+            has counted.
 
     Raises:
         ValueError: no names, a name twice, or counts that do not fit.
@@ -35,6 +37,7 @@ class GroupInfo:
     counts: tuple[int, ...] | None = None
     columns: tuple[str, ...] = ("group",)
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    class_counts: tuple[tuple[int, ...], ...] | None = None
     _seen: dict[Any, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +55,16 @@ class GroupInfo:
                 raise ValueError(
                     f"Expected one positive count for each of the {len(self.names)} groups {list(self.names)}, "
                     f"got {list(self.counts)}."
+                )
+        if self.class_counts is not None:
+            rows = tuple(tuple(int(count) for count in row) for row in self.class_counts)
+            object.__setattr__(self, "class_counts", rows)
+            totals = tuple(sum(column) for column in zip(*rows, strict=False))
+            fits = bool(rows) and all(len(row) == len(self.names) and min(row) >= 0 for row in rows)
+            if not fits or (self.counts is not None and totals != self.counts):
+                raise ValueError(
+                    f"Expected class_counts with one row of {len(self.names)} numbers >= 0 per class, whose sums over "
+                    f"the classes are the counts {self.counts and list(self.counts)}, got {list(map(list, rows))}."
                 )
 
     def __len__(self) -> int:
@@ -153,6 +166,7 @@ class GroupInfo:
             "counts": None if self.counts is None else list(self.counts),
             "columns": list(self.columns),
             "class_names": {name: list(classes) for name, classes in self.class_names.items()},
+            "class_counts": None if self.class_counts is None else [list(row) for row in self.class_counts],
         }
 
     @classmethod

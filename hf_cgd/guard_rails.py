@@ -63,6 +63,30 @@ class WeightMonitor:
             warnings.warn(message, GroupRobustWarning, stacklevel=2)
 
 
+class PenaltyMonitor:
+    """Warns once when the penalty of an objective has had nothing to compare for a whole window of micro-batches.
+
+    Args:
+        objective: its name, for the message.
+    """
+
+    def __init__(self, objective: str) -> None:
+        self.objective = objective
+        self._without = 0
+
+    def observe(self, found: bool) -> None:
+        """Take note of whether there was a penalty in one more micro-batch."""
+        self._without = 0 if found else self._without + 1
+        if self._without == WINDOW:
+            warnings.warn(
+                f"The penalty of objective={self.objective!r} had nothing to compare in {WINDOW} batches on end: too "
+                "few of the groups had enough examples in them, so the loss was that without a penalty. Use a larger "
+                "batch, or group_sampling='balanced'.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
+
+
 def warn_if_one_class(
     predictions: np.ndarray, labels: np.ndarray, step_size: float | None, learning_rate: float
 ) -> bool:

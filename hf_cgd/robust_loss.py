@@ -13,9 +13,10 @@ from hf_cgd.communication import Communication
 from hf_cgd.functional import group_counts_of
 from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, TensorHookEngine, gram_matrix
 from hf_cgd.groups import GroupInfo
-from hf_cgd.guard_rails import GroupRobustWarning, WeightMonitor
+from hf_cgd.guard_rails import GroupRobustWarning, PenaltyMonitor, WeightMonitor
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
 from hf_cgd.objectives.base import require_one_of
+from hf_cgd.objectives.penalty import PenaltyObjective
 from hf_cgd.pooled_rows import PooledRows
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ class GroupRobustLoss:
             are, warns once and counts in `skipped_updates`; "raise" raises a FloatingPointError.
 
     Raises:
-        ValueError: an objective that needs gradients without parameters, or one that needs counts without them.
+        ValueError: an objective that needs gradients without parameters, or one that needs counts without them, or
+            larger groups.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class GroupRobustLoss:
             )
         if isinstance(engine, TensorHookEngine):
             _refuse_for_tensor_hooks(objective, weight_timing)
+        _require_groups_for(objective, groups)
         self.objective = objective
         self.groups = groups
+        self._class_counts = None if groups.class_counts is None else torch.tensor(groups.class_counts)
         self.weight_timing = weight_timing
         self.nonfinite = nonfinite
         self._momentum: float = getattr(objective, "interaction_momentum", 0.0)
@@ -104,6 +108,8 @@ class GroupRobustLoss:
         counts = self.groups.counts_tensor()
         self.alpha: Tensor | None = self.objective.initial_weights(counts) if self.objective.has_weights else None
         """Group weights [K] in float64 on the CPU, None for an objective without weights."""
+        self.steps = 0
+        """Optimizer steps so far."""
         self.updates = 0
         """Weight updates so far."""
         self.skipped_updates = 0
@@ -114,6 +120,7 @@ class GroupRobustLoss:
         self._warned_nonfinite = self._warned_large = False
         self._watching: tuple[Tensor, Tensor] | None = None
         self._monitor = WeightMonitor(self.groups.names)
+        self._penalty_monitor = PenaltyMonitor(self.objective.name)
         self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
         self._before: tuple[Tensor, dict[int, Tensor], Tensor] | None = None
         self._close_window()
@@ -137,17 +144,38 @@ class GroupRobustLoss:
         self._counts: Tensor | None = self._communication.sum(torch.as_tensor(counts, dtype=torch.float64))
         self._micro_batches = self._remaining = len(group_ids)
 
-    def __call__(self, losses: Tensor, group_ids: Tensor) -> Tensor:
+    def __call__(
+        self,
+        losses: Tensor,
+        group_ids: Tensor,
+        *,
+        logits: Tensor | None = None,
+        labels: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
         """The scalar to call `backward()` on, for one micro-batch.
 
         Args:
             losses: [B] with graph.
             group_ids: [B] integers in [0, K).
+            logits: [B, ...] what `losses` were computed from, with graph; for PGI and IRM.
+            labels: [B] classes; for PGI.
+            features: [B, D] input of the classification head, with graph; for CORAL.
 
         Returns:
             the scalar; averaged over the micro-batches and processes of a step it is the loss of the step. The
             multiplication that makes up for that averaging is done here.
+
+        Raises:
+            ValueError: something that the objective needs is missing.
         """
+        given = {"logits": logits, "labels": labels, "features": features}
+        missing = [name for name in self.objective.needs if name in given and given[name] is None]
+        if missing:
+            raise ValueError(
+                f"{type(self.objective).__name__} needs {' and '.join(missing)} of the batch besides the losses: call "
+                f"robust_loss(losses, group_ids, {', '.join(f'{name}=...' for name in missing)})."
+            )
         if self._remaining == 0:
             self.open_window([group_ids])
         # Statistics are no place for autocast: it would form the inner products in half precision.
@@ -160,10 +188,11 @@ class GroupRobustLoss:
             last = self._remaining == 0
             if last and self.weight_timing == "current":
                 self._move_weights(scale)
-            loss = self._scalar(losses, group_ids, gradients, scale)
+            loss = self._scalar(losses, group_ids, gradients, scale, given)
             if last and self.weight_timing == "next":
                 self._move_weights(scale)
         if last:
+            self.steps += 1
             self._close_window()
         return loss
 
@@ -221,6 +250,7 @@ class GroupRobustLoss:
             "objective": self.objective.name,
             "groups": self.groups.to_dict(),
             "alpha": None if self.alpha is None else self.alpha.tolist(),
+            "steps": self.steps,
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
             "average_losses": self._average_losses.tolist(),
@@ -264,6 +294,7 @@ class GroupRobustLoss:
                 row = tensors[f"average_gradient.{name}"]
                 self._row_size = len(row)
                 self._average_rows[place] = self._pooled_rows.own_columns(row).to(self._engine.parameters[0].device)
+        self.steps = state["steps"]
         self.updates = state["updates"]
         self.skipped_updates = state["skipped_updates"]
 
@@ -278,18 +309,38 @@ class GroupRobustLoss:
     def _watched(self, engine: TensorHookEngine, losses: Tensor, group_ids: Tensor) -> Tensor:
         if self._watching is not None:
             raise RuntimeError("Tensor hooks give the group gradients in backward(): call after_backward() behind it.")
-        loss = self._scalar(losses, group_ids, None, 1.0)
+        loss = self._scalar(losses, group_ids, None, 1.0, {})
         engine.watch(losses)
         self._watching = (losses.detach(), group_ids)
         return loss
 
-    def _scalar(self, losses: Tensor, group_ids: Tensor, gradients: GroupGradients | None, scale: float) -> Tensor:
+    def _scalar(
+        self,
+        losses: Tensor,
+        group_ids: Tensor,
+        gradients: GroupGradients | None,
+        scale: float,
+        given: Mapping[str, Tensor | None],
+    ) -> Tensor:
         assert self._counts is not None
         counts = self._counts.to(losses.device)
         alpha = None if self.alpha is None else self.alpha.to(losses.device)
-        output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha))
+        needed: dict[str, Any] = {name: given[name] for name in self.objective.needs if name in given}
+        if needed:
+            group_ids = group_ids.to(losses.device)
+            needed |= {"communication": self._communication, "step": self.steps}
+        if "class_counts" in self.objective.needs:
+            assert self._class_counts is not None
+            needed["class_counts"] = self._class_counts.to(losses.device)
+        output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha, **needed))
         # Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP).
-        loss = output.loss * (self._micro_batches * self._communication.num_processes)
+        processes = self._communication.num_processes
+        loss = output.loss * (self._micro_batches * processes)
+        if isinstance(self.objective, PenaltyObjective) and self.objective.is_active(self.steps, len(self.groups)):
+            self._penalty_monitor.observe(output.penalty is not None)
+        if output.penalty is not None:
+            # Its value is the same on all processes, its gradients are to be summed over them.
+            loss = loss + output.penalty + (processes - 1) * (output.penalty - output.penalty.detach())
         if gradients is None:
             return loss
         (coefficients,) = torch.autograd.grad(loss, losses, retain_graph=True)
@@ -441,4 +492,19 @@ def _refuse_for_tensor_hooks(objective: Objective, weight_timing: str) -> None:
         raise ValueError(
             "min_weight=0 lets a group's weight vanish, and with it the gradient that tensor hooks see. Expected "
             "min_weight > 0, or None for the default."
+        )
+
+
+def _require_groups_for(objective: Objective, groups: GroupInfo) -> None:
+    """Raise a ValueError unless the groups are large enough for the objective and have the counts it needs."""
+    if "class_counts" in objective.needs and groups.class_counts is None:
+        raise ValueError(
+            f"{type(objective).__name__} needs the number of training examples of each class in each group, which is "
+            "not known. Pass groups=GroupInfo(names, counts, class_counts=...) with one row of K numbers per class."
+        )
+    small = [n for n, c in zip(groups.names, groups.counts or (), strict=False) if c < objective.min_group_size]
+    if small and len(groups) > 1:
+        raise ValueError(
+            f"{type(objective).__name__} needs at least {objective.min_group_size} training examples in each group, "
+            f"but these have fewer: {', '.join(small[:20])}. Merge or drop small groups."
         )

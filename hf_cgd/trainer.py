@@ -3,8 +3,8 @@
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import fields
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from hf_cgd.config import GroupRobustConfig
 from hf_cgd.dataset_groups import (
     LABEL_COLUMNS,
     EvaluationGroups,
+    count_classes,
     is_stream,
     require_valid_labels,
     stream_groups,
@@ -33,11 +34,19 @@ from hf_cgd.dataset_groups import (
     training_groups,
 )
 from hf_cgd.evaluation import EvaluationMetrics, ExampleResults, unpack_labels
-from hf_cgd.forward_pass import forward_parameters, logits_of, renamed_input, split_forward
+from hf_cgd.forward_pass import (
+    forward_parameters,
+    logits_of,
+    order_of_split,
+    renamed_input,
+    split_forward,
+    with_logits,
+)
 from hf_cgd.gradients import AutoEngine, PerGroupEngine, TensorHookEngine, gradient_scope
 from hf_cgd.group_history import GroupHistory
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import warn_if_one_class
+from hf_cgd.head import HeadInput
 from hf_cgd.losses import CLASSIFICATION, REGRESSION, example_losses, infer_problem_type, predictions_of
 from hf_cgd.metrics import GroupReport, group_metrics, is_interval
 from hf_cgd.objectives import ERM, Objective, build_objective
@@ -187,6 +196,8 @@ class GroupRobustTrainer(Trainer):
         self._warned_one_class, self._history = False, None
         self.objective = self._build_objective()
         self._set_loss_scaling()
+        if "class_counts" in self.objective.needs and self.groups is not None and self.groups.class_counts is None:
+            self._read_training_groups()
         self.robust_loss = self._build_robust_loss()
         if self.robust_loss is None or self.groups is None:
             return
@@ -195,10 +206,10 @@ class GroupRobustTrainer(Trainer):
             self._history = GroupHistory(self.args.output_dir, self.groups.names, self.state.global_step)
         if resumed and saved is not None:
             self.robust_loss.load_state_dict(saved, self._saved_tensors())
-        elif resumed and self.objective.has_weights:
+        elif resumed and (self.objective.has_weights or self.objective.needs):
             raise ValueError(
-                "The checkpoint holds no group weights: it was not written by a GroupRobustTrainer with groups. Load "
-                "its model with from_pretrained and start a new run."
+                "The checkpoint holds no group weights or counters: it was not written by a GroupRobustTrainer with "
+                "groups. Load its model with from_pretrained and start a new run."
             )
         counts = ", ".join(f"{n} ({c})" for n, c in zip(self.groups.names, self.groups.counts or (), strict=False))
         logger.info("Objective %s, learning rate %g", self.objective, self.args.learning_rate)
@@ -284,15 +295,19 @@ class GroupRobustTrainer(Trainer):
                 f"Expected the batch to hold the group ids under {self.group_key!r}, got {sorted(inputs)}. Build "
                 "batches with get_train_dataloader(), or put the ids there."
             )
-        if in_training and self._option("forward_mode") == "split" and group_ids is not None:
-            outputs = split_forward(model, inputs, group_ids)
-        else:
-            recording = self.robust_loss.recording() if in_training and self.robust_loss is not None else nullcontext()
-            with recording:
-                outputs = model(**inputs)
+        by_group = in_training and self._option("forward_mode") == "split" and group_ids is not None
+        with ExitStack() as recording:
+            if in_training and self.robust_loss is not None and not by_group:
+                recording.enter_context(self.robust_loss.recording())
+            if in_training and self._head is not None:
+                recording.enter_context(self._head.recording())
+            outputs = split_forward(model, inputs, group_ids) if by_group else model(**inputs)
+        needed: dict[str, Tensor] = {}
+        if in_training and self.objective.needs:
+            outputs, needed = self._needed(outputs, labels, order_of_split(group_ids) if by_group else None)
         losses = self._example_losses(outputs, labels, num_items_in_batch)
         if in_training and self.robust_loss is not None and group_ids is not None:
-            loss = self.robust_loss(losses, group_ids)
+            loss = self.robust_loss(losses, group_ids, **needed)
         else:
             loss = losses.mean()
         # The parent looks for the scores in a mapping, or behind the loss in a tuple.
@@ -301,6 +316,17 @@ class GroupRobustTrainer(Trainer):
         elif isinstance(outputs, (tuple, list)):
             outputs = (loss, *outputs)
         return (loss, outputs) if return_outputs else loss
+
+    def _needed(self, outputs: Any, labels: Tensor, order: Tensor | None) -> tuple[Any, dict[str, Tensor]]:
+        """A model's outputs with logits that can be differentiated by, and what the objective may need of the batch.
+
+        Their gradient stops at a view: hooks on what the network itself returned (of FSDP) must not run for it.
+        """
+        logits = logits_of(outputs)
+        features = None if self._head is None else self._head.features(logits, order)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).view_as(logits)
+        needed = {"logits": logits, "labels": labels}
+        return with_logits(outputs, logits), needed if features is None else {**needed, "features": features}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """See `Trainer.log`. Adds weights and training losses of the groups; intervals stay out of the log."""
@@ -445,8 +471,11 @@ class GroupRobustTrainer(Trainer):
         return build_objective(_DEFAULTS["objective"])
 
     def _build_robust_loss(self) -> GroupRobustLoss | None:
+        self._head: HeadInput | None = None
         if self.groups is None:
             return None
+        if "features" in self.objective.needs:
+            self._head = HeadInput(self._network, self._num_outputs())
         communication = self._communication()
         engine = self._gradient_engine(communication) if self.objective.needs_gradients else None
         late = self.args.gradient_accumulation_steps > 1 or isinstance(engine, TensorHookEngine)
@@ -525,6 +554,7 @@ class GroupRobustTrainer(Trainer):
         sampling = self._option("group_sampling")
         if sampling != "none" and not (self._group_columns and self.train_dataset is not None):
             raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")
+        read: dict[str, Column] = {}
         streams = self.train_dataset is not None and is_stream(self.train_dataset)
         if sampling != "none" and streams:
             raise ValueError(
@@ -541,15 +571,41 @@ class GroupRobustTrainer(Trainer):
                 read, self._group_columns, self._given_groups, smallest
             )
             self._check_labels(read)
+        if self.groups is not None and "class_counts" in self.objective.needs:
+            self._count_classes(read)
         self.eval_groups = EvaluationGroups(self._group_columns, self._option("eval_group_column"), self.groups)
 
     def _check_labels(self, read: Mapping[str, Column]) -> None:
-        config = getattr(self.model, "config", None)
-        num_classes = getattr(config, "num_labels", None) or getattr(self.model, "num_classes", None)
-        is_classification = getattr(config, "problem_type", None) in (None, CLASSIFICATION)
-        label = next((name for name in read if name in (*self.label_names, *LABEL_COLUMNS)), None)
-        if label is not None and num_classes is not None and num_classes > 1 and is_classification:
+        num_classes = self._num_outputs()
+        label = self._label_column(read)
+        if label is not None and num_classes is not None and num_classes > 1 and self._may_be_classification():
             require_valid_labels(label, read[label], num_classes)
+
+    def _count_classes(self, read: Mapping[str, Column]) -> None:
+        """Add the counts of the classes to the groups, where they are not given and the labels can be read."""
+        label = self._label_column(read)
+        if not self._may_be_classification() or self._num_outputs() == 1:
+            raise ValueError(
+                f"objective={self.objective.name!r} compares predicted probabilities of classes, but this model has "
+                f"problem_type {getattr(getattr(self.model, 'config', None), 'problem_type', None)!r} and "
+                f"{self._num_outputs()} output(s). Use 'irm', 'coral' or another objective for regression and "
+                "multi-label problems."
+            )
+        assert self.groups is not None
+        if self.groups.class_counts is None and label is not None:
+            assert self._train_group_ids is not None
+            counts = count_classes(label, read[label], self._train_group_ids, len(self.groups))
+            self.groups = replace(self.groups, class_counts=counts)
+
+    def _label_column(self, read: Mapping[str, Column]) -> str | None:
+        return next((name for name in read if name in (*self.label_names, *LABEL_COLUMNS)), None)
+
+    def _may_be_classification(self) -> bool:
+        return getattr(getattr(self.model, "config", None), "problem_type", None) in (None, CLASSIFICATION)
+
+    def _num_outputs(self) -> int | None:
+        config = getattr(self.model, "config", None)
+        return getattr(config, "num_labels", None) or getattr(self.model, "num_classes", None)
 
     @property
     def _network(self) -> nn.Module:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import HfArgumentParser
 
-from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupRobustConfig
+from hf_cgd import CGD, CORAL, ERM, ERMUW, IRM, PGI, GroupDRO, GroupRobustConfig
 from hf_cgd.objectives import OBJECTIVES, build_objective
 
 
@@ -14,7 +14,15 @@ def config(tmp_path: Path, **changes: object) -> GroupRobustConfig:
 
 
 def test_defaults_are_those_of_the_objectives(tmp_path: Path) -> None:
-    expected = {"erm": ERM(), "erm_uw": ERMUW(), "group_dro": GroupDRO(), "cgd": CGD()}
+    expected = {
+        "erm": ERM(),
+        "erm_uw": ERMUW(),
+        "group_dro": GroupDRO(),
+        "cgd": CGD(),
+        "pgi": PGI(),
+        "irm": IRM(),
+        "coral": CORAL(),
+    }
     assert {name: config(tmp_path, objective=name).build_objective() for name in OBJECTIVES} == expected
     assert config(tmp_path).objective == "cgd"
     assert CGD().step_size == GroupDRO().step_size == 0.01
@@ -23,6 +31,8 @@ def test_defaults_are_those_of_the_objectives(tmp_path: Path) -> None:
 def test_knobs_reach_the_objective(tmp_path: Path) -> None:
     built = config(tmp_path, step_size=0.2, adjustment=3.0, interaction="mean", exponent=1.0).build_objective()
     assert built == CGD(step_size=0.2, adjustment=3.0, interaction="mean", exponent=1.0)
+    built = config(tmp_path, objective="irm", penalty_weight=10.0, penalty_anneal_steps=500).build_objective()
+    assert built == IRM(penalty_weight=10.0, penalty_anneal_steps=500)
 
 
 @pytest.mark.parametrize("column", ["place", ["place"], ["label", "place"]])
@@ -76,7 +86,17 @@ def test_direction_of_the_best_metric(tmp_path: Path, metric: str, greater: bool
 @pytest.mark.parametrize(
     "changes,message",
     [
-        (dict(objective="dro"), r"objective must be one of 'erm', 'erm_uw', 'group_dro', 'cgd', got 'dro'"),
+        (dict(objective="dro"), r"objective must be one of 'erm', .*, 'cgd', 'pgi', 'irm', 'coral', got 'dro'"),
+        (
+            dict(objective="pgi", penalty_anneal_steps=5),
+            r"'pgi' has no option 'penalty_anneal_steps'; it has penalty_w",
+        ),
+        (dict(objective="coral", step_size=0.1), r"'coral' has no option 'step_size'; it has penalty_weight\."),
+        (dict(penalty_weight=1.0), r"'cgd' has no option 'penalty_weight'; it has step_size"),
+        (dict(objective="irm", penalty_weight=-1.0), r"penalty_weight must be a finite number >= 0, got -1.0"),
+        (dict(objective="irm", penalty_anneal_steps=-1), r"penalty_anneal_steps must be a finite number >= 0, got -1"),
+        (dict(objective="irm", weight_timing="next"), r"weight_timing has no effect on objective='irm'"),
+        (dict(objective="coral", gradient_layers=["2"]), r"gradient_layers has no effect on objective='coral'"),
         (dict(objective="erm", step_size=0.1), r"'erm' has no option 'step_size'; it has none"),
         (dict(objective="erm_uw", step_size=0.1), r"'erm_uw' has no option 'step_size'; it has adjustment"),
         (dict(objective="group_dro", exponent=1.0), r"'group_dro' has no option 'exponent'; it has step_size, adj"),

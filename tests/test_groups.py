@@ -1,5 +1,7 @@
 """From a column's values to group names, counts and ids; and every value that is refused."""
 
+import json
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -89,6 +91,20 @@ def test_no_rows() -> None:
 def test_unknown_group() -> None:
     with pytest.raises(ValueError, match=r"Row 0 belongs to group '7'.*\['0', '1'\]"):
         GroupInfo(["0", "1"]).encode([[7]])
+
+
+def test_counts_of_classes() -> None:
+    groups = GroupInfo(["a", "b"], [3, 4], class_counts=[[1, 4], [2, 0]])
+    assert groups.class_counts == ((1, 4), (2, 0))
+    assert GroupInfo.from_dict(json.loads(json.dumps(groups.to_dict()))) == groups
+    assert groups.extended(["c"]).class_counts is None
+    assert GroupInfo(["a", "b"], None, class_counts=[[1, 4], [0, 0]]).class_counts == ((1, 4), (0, 0))
+
+
+@pytest.mark.parametrize("class_counts", [[], [[1, 2, 3]], [[3, 4], [1]], [[4, 4], [-1, 0]], [[2, 4], [2, 0]]])
+def test_counts_of_classes_that_do_not_fit(class_counts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match=r"class_counts with one row of 2 numbers >= 0 per class.*counts \[3, 4\]"):
+        GroupInfo(["a", "b"], [3, 4], class_counts=class_counts)
 
 
 @pytest.mark.parametrize(

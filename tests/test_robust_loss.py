@@ -150,7 +150,7 @@ def test_group_dro_without_steps_is_the_mean_of_group_means() -> None:
 
 def test_the_scalar_makes_up_for_the_division_by_processes() -> None:
     one = GroupRobustLoss(GroupDRO(step_size=0), TWO)
-    four = GroupRobustLoss(GroupDRO(step_size=0), TWO, communication=Communication(num_processes=4))
+    four = GroupRobustLoss(GroupDRO(step_size=0), TWO, communication=Communication(num_processes=4, rank=0))
     group_ids = torch.tensor([0, 1])
     assert four(losses_of(1, 2), group_ids).item() == 4 * one(losses_of(1, 2), group_ids).item()
 

@@ -119,7 +119,7 @@ class Fixed(torch.utils.data.Dataset):
         return self.rows[index]
 
 
-@pytest.mark.parametrize("objective", ["group_dro", "cgd", "erm_uw", "erm"])
+@pytest.mark.parametrize("objective", ["group_dro", "cgd", "erm_uw", "erm", "pgi", "irm", "coral"])
 @pytest.mark.parametrize("family", ["distilbert", "timm wrapper"])
 def test_accumulating_the_same_micro_batch_changes_nothing(trainer: Build, objective: str, family: str) -> None:
     def model() -> nn.Module:

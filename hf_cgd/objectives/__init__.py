@@ -6,10 +6,13 @@ from typing import Any
 
 from hf_cgd.objectives.base import GroupBatch, GroupStatistics, Objective, ObjectiveOutput
 from hf_cgd.objectives.cgd import CGD
+from hf_cgd.objectives.coral import CORAL
 from hf_cgd.objectives.erm import ERM, ERMUW
 from hf_cgd.objectives.group_dro import GroupDRO
+from hf_cgd.objectives.irm import IRM
+from hf_cgd.objectives.pgi import PGI
 
-OBJECTIVES: dict[str, type[Objective]] = {cls.name: cls for cls in (ERM, ERMUW, GroupDRO, CGD)}
+OBJECTIVES: dict[str, type[Objective]] = {cls.name: cls for cls in (ERM, ERMUW, GroupDRO, CGD, PGI, IRM, CORAL)}
 
 KNOBS: tuple[str, ...] = tuple(dict.fromkeys(f.name for cls in OBJECTIVES.values() for f in fields(cls)))
 """Every knob that some objective has; `GroupRobustConfig` has a field for each."""
@@ -36,10 +39,13 @@ def build_objective(name: str, knobs: Mapping[str, Any] | None = None) -> Object
 
 __all__ = [
     "CGD",
+    "CORAL",
     "ERM",
     "ERMUW",
+    "IRM",
     "KNOBS",
     "OBJECTIVES",
+    "PGI",
     "GroupBatch",
     "GroupDRO",
     "GroupStatistics",

@@ -1,11 +1,13 @@
 """What an objective is: how the loss is formed from the group losses, and how the group weights move."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from hf_cgd.communication import Communication
 
 ABSENT_GROUPS = ("frozen", "zero_loss")
 
@@ -19,12 +21,25 @@ class GroupBatch:
         group_ids: [B] integers in [0, K).
         counts: [K] examples of each group in the whole optimizer step: all micro-batches, all processes (float64).
         alpha: [K] group weights to use (float64), None for an objective without weights.
+        step: optimizer steps done before this one.
+        logits: [B, ...] what the losses were computed from. This and the next three are there if the objective
+            `needs` them.
+        labels: [B] classes.
+        features: [B, D] input of the classification head.
+        class_counts: [C, K] training examples of each class in each group.
+        communication: turns statistics of this process into those of all.
     """
 
     losses: Tensor
     group_ids: Tensor
     counts: Tensor
     alpha: Tensor | None
+    step: int = 0
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+    features: Tensor | None = None
+    class_counts: Tensor | None = None
+    communication: Communication = field(default_factory=Communication)
 
 
 @dataclass(frozen=True)
@@ -53,9 +68,16 @@ class GroupStatistics:
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
-    """What an objective makes of a batch: the scalar to differentiate."""
+    """What an objective makes of a batch: the scalar to differentiate.
+
+    Attributes:
+        loss: this process's and micro-batch's part; all parts add up to the loss of the step.
+        penalty: what is added to it for this micro-batch, None for nothing. Its value is that over all processes, its
+            gradient that of this process's examples (`Communication.total`); it is averaged over the micro-batches.
+    """
 
     loss: Tensor
+    penalty: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,10 @@ class Objective:
     name: ClassVar[str] = "custom"
     has_weights: ClassVar[bool] = True
     needs_gradients: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Which of a `GroupBatch`'s logits, labels, features and class_counts the objective reads."""
+    min_group_size: ClassVar[int] = 1
+    """Smallest training group that it can do anything with."""
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """Weights [K] at the start of a run, from the training counts [K]: equal by default."""
@@ -94,6 +120,11 @@ class Objective:
         coefficients = self.coefficients(batch.alpha, present) / batch.counts.clamp_min(1)
         per_example = coefficients.to(batch.losses)[batch.group_ids]
         return ObjectiveOutput((per_example * batch.losses).sum())
+
+
+def mean_loss(batch: GroupBatch) -> Tensor:
+    """This batch's part of the mean loss over all examples of the step."""
+    return batch.losses.sum() / batch.counts.sum().to(batch.losses)
 
 
 def require_at_least_zero(**values: float) -> None:

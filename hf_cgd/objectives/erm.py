@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from hf_cgd.functional import upweights
-from hf_cgd.objectives.base import GroupBatch, Objective, ObjectiveOutput, require_at_least_zero
+from hf_cgd.objectives.base import GroupBatch, Objective, ObjectiveOutput, mean_loss, require_at_least_zero
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class ERM(Objective):
 
     def loss(self, batch: GroupBatch) -> ObjectiveOutput:
         """This batch's part of the mean loss over all examples of the step."""
-        return ObjectiveOutput(batch.losses.sum() / batch.counts.sum().to(batch.losses))
+        return ObjectiveOutput(mean_loss(batch))
 
 
 @dataclass(frozen=True)

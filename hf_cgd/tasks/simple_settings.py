@@ -170,17 +170,22 @@ def fit(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         classifier = torch.nn.Linear(features.shape[1], 2)
+    class_counts = [
+        np.bincount(points.group_ids[points.labels == label], minlength=len(info.groups)) for label in (0, 1)
+    ]
     knob = searched_knob(objective)
     robust_loss = GroupRobustLoss(
         build_objective(objective, {} if knob is None else {knob: value}),
-        GroupInfo(info.groups, info.counts),
+        GroupInfo(info.groups, info.counts, class_counts=tuple(tuple(counts.tolist()) for counts in class_counts)),
         list(classifier.parameters()),
     )
     optimizer = torch.optim.SGD(classifier.parameters(), lr=learning_rate)
     solutions, weights = [_solution(classifier)], []
     for _ in range(epochs):
         optimizer.zero_grad()
-        robust_loss(example_losses(classifier(features), labels, CLASSIFICATION), group_ids).backward()
+        scores = classifier(features)
+        losses = example_losses(scores, labels, CLASSIFICATION)
+        robust_loss(losses, group_ids, logits=scores, labels=labels, features=features).backward()
         optimizer.step()
         solutions.append(_solution(classifier))
         if robust_loss.alpha is not None:

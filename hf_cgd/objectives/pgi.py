@@ -1,0 +1,65 @@
+"""PGI, predictive group invariance: within a class, every group's mean prediction is drawn to the largest group's."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_cgd.functional import group_counts_of, log_sums_by_group, pgi_divergence
+from hf_cgd.objectives.base import GroupBatch
+from hf_cgd.objectives.penalty import PenaltyObjective
+
+
+@dataclass(frozen=True)
+class PGI(PenaltyObjective):
+    """Predictive Group Invariance (Ahmed et al., ICLR 2021): mean loss + lambda sum_c KL(Q^c || P^c).
+
+    P^c and Q^c are mean predicted probability vectors over class c's examples, P^c in the class's largest group and
+    Q^c in a smaller one; the mean over the smaller groups is taken. Training counts decide which group is a class's
+    largest, the first of several. Of these, what a micro-batch (on all processes) has no example of is left out.
+    For single-label classification only.
+
+    Args:
+        penalty_weight: lambda >= 0; the paper chooses among 1, 0.1, 0.01 and 0.001.
+    """
+
+    penalty_weight: float = 0.1
+
+    name: ClassVar[str] = "pgi"
+    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "class_counts")
+
+    def penalty(self, batch: GroupBatch) -> Tensor | None:
+        """Sum over the classes of the mean divergence of their smaller groups."""
+        assert batch.logits is not None and batch.labels is not None and batch.class_counts is not None
+        logits, labels = batch.logits, batch.labels
+        if logits.ndim != 2 or logits.shape[1] < 2 or labels.is_floating_point() or labels.numel() != len(logits):
+            raise ValueError(
+                "PGI compares predicted probabilities of classes: expected logits [B, C] with C >= 2 and integer "
+                f"labels [B], got logits {tuple(logits.shape)} and labels {tuple(labels.shape)} ({labels.dtype}). Use "
+                "another objective for regression and multi-label problems."
+            )
+        num_classes, num_groups = logits.shape[1], len(batch.counts)
+        cells = labels.long().view(-1) * num_groups + batch.group_ids
+        counts = batch.communication.total(group_counts_of(cells, num_classes * num_groups).to(torch.float64))
+        met = counts.nonzero().flatten()
+        classes, groups = met // num_groups, met % num_groups
+        if int(classes.max()) >= len(batch.class_counts):
+            raise ValueError(
+                f"Expected classes in 0..{len(batch.class_counts) - 1}, for which there are training counts, got "
+                f"{int(classes.max())}. Give class_counts a row for every class."
+            )
+        of_classes = batch.class_counts[classes]
+        largest = (groups == of_classes.argmax(dim=1)) & (of_classes.amax(dim=1) > 0)
+        has_reference = torch.isin(classes, classes[largest])
+        if not bool((has_reference & ~largest).any()):
+            return None
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        # A logit of -inf (a class that is ruled out) would make 0 * inf of a divergence.
+        log_probabilities = precise.log_softmax(dim=1).clamp_min(torch.finfo(precise.dtype).min / 4)
+        place = torch.zeros_like(counts, dtype=torch.long)
+        place[met] = torch.arange(len(met), device=met.device)
+        log_sums = log_sums_by_group(log_probabilities, place[cells], len(met))
+        log_sums = torch.logsumexp(batch.communication.stacked(log_sums), dim=0)
+        log_means = log_sums - counts[met].log().to(log_sums)[:, None]
+        return pgi_divergence(log_means, classes, largest)
