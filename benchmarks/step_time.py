@@ -12,9 +12,10 @@ each method in a process of its own. Models have random weights, dropout as in t
 
 import argparse
 import copy
+import ctypes
+import gc
 import json
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -210,14 +211,25 @@ def ratios(
 
 
 def peak_memory(name: str, method: str | None, threads: int, queue: Any) -> None:
-    """Growth of this process's resident set over three steps, in MiB."""
+    """Growth of this process's resident set in steps after the first one (which checks the engine), in MiB; Linux."""
     torch.set_num_threads(threads)
     steps = Steps(SETTINGS[name])
     step = steps.erm if method is None else steps.method(method)
-    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = _resident("VmRSS")
+    step()
+    # What the first step took is given back, and a new process starts with its parent's peak.
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
     for _ in range(3):
         step()
-    queue.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) / 1024)
+    queue.put((_resident("VmHWM") - start) / 1024)
+
+
+def _resident(what: str) -> int:
+    """Resident set now (VmRSS) or at its peak (VmHWM), in KiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(what)))
 
 
 def measure_memory(name: str, method: str | None, threads: int) -> float:
