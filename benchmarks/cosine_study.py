@@ -1,0 +1,524 @@
+"""How well the cosines of CGD are estimated from small batches, and what better estimators of them are worth.
+
+    python benchmarks/cosine_study.py                            # the simple settings, about N minutes of one core
+    python benchmarks/cosine_study.py mnist --data_dir my/mnist  # small MNIST settings, a network with a hidden layer
+    python benchmarks/cosine_study.py --fast                     # two seeds, 20 steps: does it run?
+
+All runs of a setting and a batch size (seeds x estimators x step sizes) are trained at once, on the same group-balanced
+batches for every estimator of a seed, for the same number of parameter steps at every batch size. Step sizes and betas
+are chosen by the worst validation group of the first seeds, and everything is reported on other seeds.
+Shapes: S seeds, E runs of a seed, K groups, P parameters, M places for the examples of half a group in a batch.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_cgd.functional import cosine_gram
+from hf_cgd.objectives.adaptive import MIN_WEIGHT_SHARE
+from hf_cgd.plots import DASHES, PALETTE, save_figure
+from hf_cgd.sampling import BalancedGroupSampler
+from hf_cgd.tasks import colored_mnist, mnist_settings
+from hf_cgd.tasks import simple_settings as simple
+from hf_cgd.tasks.simple_settings import markdown, mean_and_deviation
+
+BETAS = (0.5, 0.9, 0.97, 0.99)
+FULL = 0
+"""Batch size that stands for all training examples."""
+LOWEST_SHARE = 0.1
+"""Corrected norms: the square of a norm is never taken to be less than this share of the uncorrected one."""
+
+# ---- Estimators: functions on the statistics of a step --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a step tells of the groups.
+
+    Attributes:
+        losses: [..., K] mean losses.
+        halves: [..., K, 2, P] gradients of the mean losses of two halves of each group's examples.
+        sizes: [..., K, 2] examples in each half.
+        squares: [..., K] sum over the group's examples of the squared norms of their gradients.
+    """
+
+    losses: Tensor
+    halves: Tensor
+    sizes: Tensor
+    squares: Tensor
+
+    @property
+    def gradients(self) -> Tensor:
+        """[..., K, P], of the mean losses of the groups."""
+        shares = self.sizes / self.sizes.sum(dim=-1, keepdim=True)
+        return (self.halves * shares[..., None]).sum(dim=-2)
+
+
+Memory = dict[str, Tensor]
+"""What an estimator keeps from step to step."""
+Estimate = Callable[[Statistics, Memory], tuple[Tensor, Tensor]]
+"""Losses [..., K] and cosines [..., K, K] for the exponent of equation 5."""
+
+
+def running(memory: Memory, name: str, value: Tensor, beta: float) -> Tensor:
+    """The running average of a statistic, its first value included as it is (as `interaction_momentum` does)."""
+    memory[name] = beta * memory[name] + (1 - beta) * value if name in memory else value
+    return memory[name]
+
+
+def gram_of(rows: Tensor) -> Tensor:
+    """Inner products [..., K, K] of rows [..., K, P]."""
+    return rows @ rows.transpose(-1, -2)
+
+
+def cosines_of(gram: Tensor) -> Tensor:
+    """`cosine_gram` of a stack of matrices [..., K, K]."""
+    return torch.vmap(cosine_gram)(gram.flatten(0, -3)).view_as(gram)
+
+
+def with_diagonal(matrices: Tensor, diagonal: Tensor) -> Tensor:
+    """Matrices [..., K, K] with this diagonal [..., K] in place of theirs."""
+    return torch.where(torch.eye(matrices.shape[-1], dtype=torch.bool), diagonal[..., None], matrices)
+
+
+def split_self_products(statistics: Statistics) -> Tensor:
+    """<a, b> of the gradients of a group's two halves: unbiased for the squared norm of the expected gradient [..., K]."""
+    return statistics.halves.prod(dim=-2).sum(dim=-1)
+
+
+def pair_self_products(statistics: Statistics) -> Tensor:
+    """The mean of <g_m, g_n> over all pairs of different examples of a group, which is that of all its splits [..., K]."""
+    counts = statistics.sizes.sum(dim=-1)
+    norms = statistics.gradients.square().sum(dim=-1)
+    return (counts**2 * norms - statistics.squares) / (counts * (counts - 1))
+
+
+def shrunk_self(cosines: Tensor, gram: Tensor, self_products: Tensor) -> Tensor:
+    """Cosines whose self term is self_products_i / <g_i, g_i>, at least 0: it shrinks with noise as the others do."""
+    norms = gram.diagonal(dim1=-2, dim2=-1)
+    return with_diagonal(cosines, (self_products / norms.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(0, 1))
+
+
+def paper(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+    """Equation 5 as it stands."""
+    return statistics.losses, cosines_of(gram_of(statistics.gradients))
+
+
+def split_half(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+    """Self term from two independent halves."""
+    gram = gram_of(statistics.gradients)
+    return statistics.losses, shrunk_self(cosines_of(gram), gram, split_self_products(statistics))
+
+
+def all_pairs(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+    """Self term from all pairs of examples."""
+    gram = gram_of(statistics.gradients)
+    return statistics.losses, shrunk_self(cosines_of(gram), gram, pair_self_products(statistics))
+
+
+def no_self_term(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+    """Self term shrunk to 0: the sum over j leaves i out."""
+    cosines = cosines_of(gram_of(statistics.gradients))
+    return statistics.losses, with_diagonal(cosines, torch.zeros_like(statistics.losses))
+
+
+def gradient_average(beta: float) -> Estimate:
+    """Cosines and losses from running averages of gradients and losses: `interaction_momentum`."""
+
+    def estimate(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+        losses = running(memory, "losses", statistics.losses, beta)
+        return losses, cosines_of(gram_of(running(memory, "gradients", statistics.gradients, beta)))
+
+    return estimate
+
+
+def gram_average(beta: float) -> Estimate:
+    """Cosines and losses from running averages of the inner products and losses."""
+
+    def estimate(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+        losses = running(memory, "losses", statistics.losses, beta)
+        return losses, cosines_of(running(memory, "gram", gram_of(statistics.gradients), beta))
+
+    return estimate
+
+
+def corrected_norms(beta: float) -> Estimate:
+    """The running Gram with the self-products of all pairs for norms: cosines between different groups do not shrink."""
+
+    def estimate(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+        losses = running(memory, "losses", statistics.losses, beta)
+        gram = running(memory, "gram", gram_of(statistics.gradients), beta)
+        products = running(memory, "products", pair_self_products(statistics), beta)
+        norms = torch.maximum(products, LOWEST_SHARE * gram.diagonal(dim1=-2, dim2=-1))
+        return losses, cosines_of(with_diagonal(gram, norms))
+
+    return estimate
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to move the weights.
+
+    Attributes:
+        name: what tables call it.
+        estimate: of equation 5; None for a baseline without cosines.
+        beta: what it keeps of old averages, None where there are none.
+        full: it sees the statistics of the whole training set, which a user does not have: what perfect cosines give.
+        head: the gradient scope is the last layer alone.
+        late: the weights of a step come from the step before (`weight_timing="next"`).
+        by_loss: Group-DRO's exponent, for `estimate` None; False for weights that stay equal.
+    """
+
+    name: str
+    estimate: Estimate | None
+    beta: float | None = None
+    full: bool = False
+    head: bool = False
+    late: bool = False
+    by_loss: bool = False
+
+
+def methods_of(hidden: bool, betas: Sequence[float] = BETAS) -> list[Method]:
+    """All methods of the study; `hidden` for a network with more than one layer."""
+    return [
+        Method("equal weights", None),
+        Method("group_dro", None, by_loss=True),
+        Method("cgd", paper),
+        Method("cgd, weight_timing next", paper, late=True),
+        *([Method("cgd, head only", paper, head=True)] if hidden else []),
+        Method("split-half self term", split_half),
+        Method("all-pairs self term", all_pairs),
+        Method("no self term", no_self_term),
+        *(Method("gradient average", gradient_average(beta), beta) for beta in betas),
+        *(Method("Gram average", gram_average(beta), beta) for beta in betas),
+        *(Method("corrected norms", corrected_norms(beta), beta) for beta in betas),
+        Method("full-data cosines", paper, full=True),
+    ]
+
+
+# ---- Tasks ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples of S seeds: features [S, N, D] with a last column of ones, labels [S, N] and group ids [N]."""
+
+    features: Tensor
+    labels: Tensor
+    group_ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Task:
+    """A setting.
+
+    Attributes:
+        title: for tables and pictures.
+        watched: the group whose weight is told, by place and name.
+        splits: "train", "validation" and "test".
+        layers: the first parameters [S, in + 1, out] of each layer, the bias last, on S different seeds.
+    """
+
+    title: str
+    watched: tuple[int, str]
+    splits: dict[str, Split]
+    layers: tuple[Tensor, ...]
+
+
+def first_layers(sizes: Sequence[int], seeds: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """PyTorch's start of linear layers of these sizes [in, …, out], for each seed."""
+    starts = []
+    for seed in seeds:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = [torch.nn.Linear(*pair) for pair in zip(sizes[:-1], sizes[1:], strict=True)]
+        starts.append([torch.cat([layer.weight.T, layer.bias[None]]).detach().to(dtype) for layer in layers])
+    return tuple(torch.stack(layer) for layer in zip(*starts, strict=True))
+
+
+def with_ones(features: Tensor) -> Tensor:
+    return torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)
+
+
+WATCHED = {"noise": 0, "rotation": 1, "spurious": 1}
+"""The noisy group, which deserves no weight; the center and the clean majority, which serve the others as well."""
+
+
+def simple_task(setting: str, seeds: Sequence[int]) -> Task:
+    """One of the paper's simple settings."""
+    info, splits = simple.SETTINGS[setting], {}
+    for name in ("train", "validation", "test"):
+        points = [simple.draw(setting, name, seed) for seed in seeds]
+        features = torch.from_numpy(np.stack([drawn.features for drawn in points]))
+        labels = torch.from_numpy(np.stack([drawn.labels for drawn in points]))
+        splits[name] = Split(with_ones(features), labels, points[0].group_ids)
+    watched = WATCHED[setting]
+    dimensions = splits["train"].features.shape[-1] - 1
+    layers = first_layers([dimensions, 2], seeds, torch.float64)
+    return Task(info.title, (watched, info.groups[watched]), splits, layers)
+
+
+MNIST_COUNTS, MNIST_VALIDATION, MNIST_TEST, MNIST_HIDDEN, MNIST_POOL = (980, 980, 40), 1000, 3000, 16, 4
+
+
+def mnist_task(setting: str, seeds: Sequence[int], data: dict[str, tuple[np.ndarray, np.ndarray]]) -> Task:
+    """A small one of the MNIST settings: a fifth of the digits, 7 x 7 pixels (red and blue), one hidden layer."""
+    data = {"train": data["train"], "test": tuple(part[:MNIST_TEST] for part in data["test"])}  # type: ignore[dict-item]
+    parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "validation": [], "test": []}
+    ids = {}
+    for seed in seeds:
+        splits = mnist_settings.splits_of(
+            data, setting, train_counts=MNIST_COUNTS, validation_size=MNIST_VALIDATION, seed=seed
+        )
+        for name, drawn in parts.items():
+            rows = splits[name][:]
+            images = torch.nn.functional.avg_pool2d(rows["pixel_values"][:, ::2], MNIST_POOL).flatten(1)
+            drawn.append((images, torch.as_tensor(rows["label"])))
+            ids[name] = np.array([mnist_settings.GROUPS[setting].index(group) for group in rows["group"]])
+    stacked = {
+        name: Split(with_ones(torch.stack([i for i, _ in drawn])), torch.stack([j for _, j in drawn]), ids[name])
+        for name, drawn in parts.items()
+    }
+    watched = WATCHED[setting]
+    dimensions = stacked["train"].features.shape[-1] - 1
+    layers = first_layers([dimensions, MNIST_HIDDEN, 2], seeds, torch.float32)
+    title = mnist_settings.COLUMNS[setting, 2] + ", small"
+    return Task(title, (watched, mnist_settings.GROUPS[setting][watched]), stacked, layers)
+
+
+# ---- Training -------------------------------------------------------------------------------------------------------
+
+
+def orders_of(group_ids: np.ndarray, batch_size: int, steps: int, seed: int) -> np.ndarray:
+    """The examples [steps, batch_size] of a seed's batches: those of `group_sampling="balanced"`, or all of them."""
+    if batch_size == FULL:
+        random = np.random.default_rng(seed)
+        return np.stack([random.permutation(len(group_ids)) for _ in range(steps)])
+    sampler, drawn = BalancedGroupSampler(group_ids, batch_size, seed), []
+    for epoch in range(-(-steps * batch_size // len(sampler))):
+        sampler.set_epoch(epoch)
+        drawn.extend(sampler)
+    return np.array(drawn[: steps * batch_size]).reshape(steps, batch_size)
+
+
+def places_of(orders: np.ndarray, group_ids: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Deal batches [S, B] out to groups and, in turns, to their halves.
+
+    Returns:
+        rows [S, K, 2, M] and, in that shape, whether a place is taken.
+    """
+    groups, seeds = group_ids[orders], np.arange(len(orders))[:, None]
+    turn = np.zeros_like(orders)
+    for group in np.unique(group_ids):
+        own = groups == group
+        turn[own] = (own.cumsum(axis=1) - 1)[own]
+    rows = np.zeros((len(orders), group_ids.max() + 1, 2, turn.max() // 2 + 1), dtype=np.int64)
+    taken = np.zeros(rows.shape, dtype=bool)
+    where = (seeds, groups, turn % 2, turn // 2)
+    rows[where], taken[where] = orders, True
+    return torch.from_numpy(rows), torch.from_numpy(taken)
+
+
+def forward(layers: Sequence[Tensor], features: Tensor) -> list[Tensor]:
+    """Inputs of each layer after the first, and the scores: [S, N, E, ...] of features [S, N, D].
+
+    Args:
+        layers: [S, E, in + 1, out] each.
+        features: the same for all E runs of a seed.
+    """
+    seeds, runs, size, out = layers[0].shape
+    outputs = (features @ layers[0].transpose(1, 2).reshape(seeds, size, runs * out)).unflatten(-1, (runs, out))
+    inputs = []
+    for layer in layers[1:]:
+        inputs.append(with_ones(outputs.relu()))
+        outputs = torch.einsum("sneh,seho->sneo", inputs[-1], layer)
+    return [*inputs, outputs]
+
+
+def statistics_of(
+    layers: Sequence[Tensor], features: Tensor, labels: Tensor, taken: Tensor
+) -> tuple[Statistics, list[int]]:
+    """Statistics [S, E, ...] of a batch.
+
+    Args:
+        layers: [S, E, in + 1, out] each, one or two.
+        features: [S, K, 2, M, D]; labels, taken: [S, K, 2, M].
+
+    Returns:
+        the statistics, whose P parameters are those of the layers in turn, and the sizes of the layers.
+    """
+    *hidden, scores = (value.unflatten(1, labels.shape[1:]) for value in forward(layers, features.flatten(1, 3)))
+    sizes = taken.sum(dim=-1).to(features)
+    mask = taken[..., None].to(features)
+    logs = scores.log_softmax(dim=-1)
+    answers = labels[..., None, None]
+    losses = -logs.gather(-1, answers.expand(*logs.shape[:-1], 1))[..., 0] * mask
+    errors = (logs.exp() - torch.nn.functional.one_hot(labels, logs.shape[-1])[..., None, :]) * mask[..., None]
+    norms = features.square().sum(dim=-1)[..., None]
+    squares = 0.0
+    gradients = []
+    if hidden:
+        (inputs,) = hidden
+        gradients.append(torch.einsum("skamei,skameo->sekaio", inputs, errors))
+        squares = squares + inputs.square().sum(dim=-1) * errors.square().sum(dim=-1)
+        errors = torch.einsum("skameo,seio->skamei", errors, layers[1])[..., :-1] * (inputs[..., :-1] > 0)
+    gradients.insert(0, torch.einsum("skami,skameo->sekaio", features, errors))
+    squares = squares + norms * errors.square().sum(dim=-1)
+    flat = [gradient.flatten(-2) / sizes[:, None, :, :, None] for gradient in gradients]
+    statistics = Statistics(
+        losses.sum(dim=(2, 3)).transpose(1, 2) / sizes.sum(dim=-1)[:, None],
+        torch.cat(flat, dim=-1),
+        sizes[:, None].expand(-1, scores.shape[-2], -1, -1),
+        squares.sum(dim=(2, 3)).transpose(1, 2),
+    )
+    return statistics, [part.shape[-1] for part in flat]
+
+
+def of_runs(statistics: Statistics, runs: slice, parameters: slice) -> Statistics:
+    """Those of some runs and of a gradient scope; the squared norms stay those of all parameters."""
+    return Statistics(
+        statistics.losses[:, runs],
+        statistics.halves[:, runs, ..., parameters],
+        statistics.sizes[:, runs],
+        statistics.squares[:, runs],
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a method with one step size.
+
+    Attributes:
+        weights: [S, K], mean over the steps; last_weights: [S, K], after them.
+        validation, test: [S] worst group losses at the end; accuracy: [S] worst group accuracies on test.
+        cross, own: estimated minus full-data cosines between different groups, and the estimated self term minus 1:
+            [S] root mean squares and means over steps and groups. Only of methods with cosines.
+    """
+
+    method: Method
+    step_size: float
+    weights: np.ndarray
+    last_weights: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    accuracy: np.ndarray
+    cross_error: np.ndarray
+    cross_bias: np.ndarray
+    self_bias: np.ndarray
+
+
+def next_weights(alpha: Tensor, exponents: Tensor) -> Tensor:
+    """The exponentiated step of `hf_cgd.functional.exponentiated_step` on a stack [..., K] of weights, none absent."""
+    floor = MIN_WEIGHT_SHARE / alpha.shape[-1]
+    weights = torch.softmax(alpha.log() + exponents, dim=-1).clamp_min(floor)
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def train(
+    task: Task,
+    methods: Sequence[Method],
+    step_sizes: Sequence[float],
+    orders: np.ndarray,
+    *,
+    learning_rate: float = simple.LEARNING_RATE,
+    weight_decay: float = 0.0,
+) -> list[Outcome]:
+    """Train every method with every step size on all S seeds, side by side.
+
+    Args:
+        task: what on.
+        methods: how the weights move.
+        step_sizes: of the weights; 0 leaves them equal, so that all estimators see the same path.
+        orders: [S, T, B] examples of the T steps.
+        learning_rate, weight_decay: of SGD.
+
+    Returns:
+        for each method in turn, one outcome for each step size.
+    """
+    data = task.splits["train"]
+    seeds, width = len(orders), len(step_sizes)
+    layers = [layer[:, None].repeat(1, len(methods) * width, 1, 1) for layer in task.layers]
+    groups = int(data.group_ids.max()) + 1
+    alpha = torch.full((seeds, len(methods) * width, groups), 1 / groups, dtype=torch.float64)
+    rates = torch.tensor(step_sizes, dtype=torch.float64)[None, :, None]
+    memories: list[Memory] = [{} for _ in methods]
+    total = torch.zeros_like(alpha)
+    places = [slice(number * width, (number + 1) * width) for number in range(len(methods))]
+    every = np.broadcast_to(np.arange(len(data.group_ids)), (seeds, len(data.group_ids)))
+    whole = places_of(every, data.group_ids)
+    with_full = [number for number, method in enumerate(methods) if method.full]
+    errors = torch.zeros(3, seeds, len(methods) * width, dtype=torch.float64)
+    off = ~torch.eye(groups, dtype=torch.bool)
+
+    def gathered(rows: Tensor, taken: Tensor, runs: slice) -> tuple[Statistics, list[int]]:
+        picked = torch.arange(seeds)[:, None, None, None]
+        own = [layer[:, runs] for layer in layers]
+        return statistics_of(own, data.features[picked, rows], data.labels[picked, rows], taken)
+
+    for step in range(orders.shape[1]):
+        statistics, sizes = gathered(*places_of(orders[:, step], data.group_ids), slice(None))
+        truth = {number: gathered(*whole, places[number])[0] for number in with_full}
+        before = alpha
+        moved = []
+        true: Tensor | None = None
+        for number, method in reversed(list(enumerate(methods))):
+            scope = slice(sum(sizes[:-1]) if method.head else 0, None)
+            seen = of_runs(truth.get(number, statistics), slice(None) if method.full else places[number], scope)
+            if method.estimate is None:
+                exponents = rates * seen.losses if method.by_loss else torch.zeros_like(alpha[:, places[number]])
+            else:
+                losses, cosines = method.estimate(seen, memories[number])
+                scaled = losses.double().sqrt()
+                cosines = cosines.double()
+                exponents = rates * scaled * (cosines @ scaled[..., None])[..., 0]
+                if method.full and true is None:
+                    true = cosines
+                if true is not None and not method.head:
+                    difference = (cosines - true)[..., off]
+                    errors[0, :, places[number]] += difference.square().mean(dim=-1)
+                    errors[1, :, places[number]] += difference.mean(dim=-1)
+                    own = cosines.diagonal(dim1=-2, dim2=-1)
+                    errors[2, :, places[number]] += own.mean(dim=-1) - 1
+            moved.append(next_weights(alpha[:, places[number]], exponents))
+        alpha = torch.cat(moved[::-1], dim=1)
+        used = alpha.clone()
+        for number, method in enumerate(methods):
+            if method.late:
+                used[:, places[number]] = before[:, places[number]]
+        total += used
+        gradient = torch.einsum("sekp,sek->sep", statistics.gradients, used.to(statistics.halves))
+        parts = gradient.split(sizes, dim=-1)
+        layers = [
+            layer - learning_rate * (part.view_as(layer) + weight_decay * layer)
+            for layer, part in zip(layers, parts, strict=True)
+        ]
+    errors /= orders.shape[1]
+    means = total / orders.shape[1]
+    validation, test = (scores_of(layers, task.splits[name]) for name in ("validation", "test"))
+    outcomes = []
+    for number, method in enumerate(methods):
+        for place, step_size in enumerate(step_sizes):
+            run = number * width + place
+            columns = [means[:, run], alpha[:, run], validation[0][:, run], *(values[:, run] for values in test)]
+            columns += [errors[0, :, run].sqrt(), *errors[1:, :, run]]
+            outcomes.append(Outcome(method, step_size, *(column.numpy() for column in columns)))
+    return outcomes
+
+
+def scores_of(layers: Sequence[Tensor], split: Split) -> tuple[Tensor, Tensor]:
+    """Loss and accuracy [S, E] of the group where each is worst."""
+    losses, accuracies = [], []
+    for group in range(int(split.group_ids.max()) + 1):
+        own = torch.from_numpy(split.group_ids == group)
+        labels = split.labels[:, own]
+        scores = forward(layers, split.features[:, own])[-1]
+        answers = labels[:, :, None, None].expand(*scores.shape[:3], 1)
+        losses.append(-scores.log_softmax(dim=-1).gather(-1, answers)[..., 0].mean(dim=1))
+        accuracies.append((scores.argmax(dim=-1) == labels[..., None]).double().mean(dim=1))
+    return torch.stack(losses).amax(dim=0), torch.stack(accuracies).amin(dim=0)
