@@ -2,18 +2,19 @@
 
     python benchmarks/cosine_study.py                            # the simple settings, about N minutes of one core
     python benchmarks/cosine_study.py mnist --data_dir my/mnist  # small MNIST settings, a network with a hidden layer
-    python benchmarks/cosine_study.py --fast                     # two seeds, 20 steps: does it run?
+    python benchmarks/cosine_study.py --fast                     # six seeds, ten steps: does it run?
 
-All runs of a setting and a batch size (seeds x estimators x step sizes) are trained at once, on the same group-balanced
-batches for every estimator of a seed, for the same number of parameter steps at every batch size. Step sizes and betas
-are chosen by the worst validation group of the first seeds, and everything is reported on other seeds.
+All runs of a setting and a batch size (seeds x estimators x step sizes) are trained at once, on the same batches,
+balanced by group, for every estimator of a seed, and for the same number of parameter steps at every batch size. Step
+sizes and betas are chosen by the worst validation group of the first seeds, and all is reported on other seeds.
 Shapes: S seeds, E runs of a seed, K groups, P parameters, M places for the examples of half a group in a batch.
 """
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,12 +89,12 @@ def with_diagonal(matrices: Tensor, diagonal: Tensor) -> Tensor:
 
 
 def split_self_products(statistics: Statistics) -> Tensor:
-    """<a, b> of the gradients of a group's two halves: unbiased for the squared norm of the expected gradient [..., K]."""
+    """<a, b> of the gradients of a group's two halves [..., K]: unbiased for the squared norm of the expected one."""
     return statistics.halves.prod(dim=-2).sum(dim=-1)
 
 
 def pair_self_products(statistics: Statistics) -> Tensor:
-    """The mean of <g_m, g_n> over all pairs of different examples of a group, which is that of all its splits [..., K]."""
+    """Mean of <g_m, g_n> over all pairs of a group's examples [..., K], which is that of `<a, b>` over all splits."""
     counts = statistics.sizes.sum(dim=-1)
     norms = statistics.gradients.square().sum(dim=-1)
     return (counts**2 * norms - statistics.squares) / (counts * (counts - 1))
@@ -120,6 +121,15 @@ def all_pairs(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
     """Self term from all pairs of examples."""
     gram = gram_of(statistics.gradients)
     return statistics.losses, shrunk_self(cosines_of(gram), gram, pair_self_products(statistics))
+
+
+def last_step(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+    """Self term from two steps: the cosine of a group's gradient with its gradient of the step before, at least 0."""
+    gradients = statistics.gradients
+    previous = memory.get("gradients", gradients)
+    memory["gradients"] = gradients
+    similar = torch.nn.functional.cosine_similarity(gradients, previous, dim=-1).clamp(0, 1)
+    return statistics.losses, with_diagonal(cosines_of(gram_of(gradients)), similar)
 
 
 def no_self_term(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
@@ -149,7 +159,7 @@ def gram_average(beta: float) -> Estimate:
 
 
 def corrected_norms(beta: float) -> Estimate:
-    """The running Gram with the self-products of all pairs for norms: cosines between different groups do not shrink."""
+    """The running Gram with self-products of all pairs for norms: cosines between groups do not shrink."""
 
     def estimate(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
         losses = running(memory, "losses", statistics.losses, beta)
@@ -194,6 +204,7 @@ def methods_of(hidden: bool, betas: Sequence[float] = BETAS) -> list[Method]:
         *([Method("cgd, head only", paper, head=True)] if hidden else []),
         Method("split-half self term", split_half),
         Method("all-pairs self term", all_pairs),
+        Method("last-step self term", last_step),
         Method("no self term", no_self_term),
         *(Method("gradient average", gradient_average(beta), beta) for beta in betas),
         *(Method("Gram average", gram_average(beta), beta) for beta in betas),
@@ -207,7 +218,7 @@ def methods_of(hidden: bool, betas: Sequence[float] = BETAS) -> list[Method]:
 
 @dataclass(frozen=True)
 class Split:
-    """Examples of S seeds: features [S, N, D] with a last column of ones, labels [S, N] and group ids [N]."""
+    """Examples of S seeds: features [S, N, D] with a last column of ones, labels and group ids [S, N]."""
 
     features: Tensor
     labels: Tensor
@@ -220,13 +231,13 @@ class Task:
 
     Attributes:
         title: for tables and pictures.
-        watched: the group whose weight is told, by place and name.
+        watched: the groups whose weight is told, and what to call them.
         splits: "train", "validation" and "test".
         layers: the first parameters [S, in + 1, out] of each layer, the bias last, on S different seeds.
     """
 
     title: str
-    watched: tuple[int, str]
+    watched: tuple[list[int], str]
     splits: dict[str, Split]
     layers: tuple[Tensor, ...]
 
@@ -237,7 +248,7 @@ def first_layers(sizes: Sequence[int], seeds: Sequence[int], dtype: torch.dtype)
     for seed in seeds:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            layers = [torch.nn.Linear(*pair) for pair in zip(sizes[:-1], sizes[1:], strict=True)]
+            layers = [torch.nn.Linear(*pair) for pair in pairwise(sizes)]
         starts.append([torch.cat([layer.weight.T, layer.bias[None]]).detach().to(dtype) for layer in layers])
     return tuple(torch.stack(layer) for layer in zip(*starts, strict=True))
 
@@ -257,39 +268,52 @@ def simple_task(setting: str, seeds: Sequence[int]) -> Task:
         points = [simple.draw(setting, name, seed) for seed in seeds]
         features = torch.from_numpy(np.stack([drawn.features for drawn in points]))
         labels = torch.from_numpy(np.stack([drawn.labels for drawn in points]))
-        splits[name] = Split(with_ones(features), labels, points[0].group_ids)
+        splits[name] = Split(with_ones(features), labels, np.stack([drawn.group_ids for drawn in points]))
     watched = WATCHED[setting]
     dimensions = splits["train"].features.shape[-1] - 1
     layers = first_layers([dimensions, 2], seeds, torch.float64)
-    return Task(info.title, (watched, info.groups[watched]), splits, layers)
+    return Task(info.title, ([watched], info.groups[watched]), splits, layers)
 
 
 MNIST_COUNTS, MNIST_VALIDATION, MNIST_TEST, MNIST_HIDDEN, MNIST_POOL = (980, 980, 40), 1000, 3000, 16, 4
+SHORTCUT_RATIO = 20
+MNIST_SETTINGS = (*mnist_settings.GROUPS, "shortcut")
 
 
-def mnist_task(setting: str, seeds: Sequence[int], data: dict[str, tuple[np.ndarray, np.ndarray]]) -> Task:
-    """A small one of the MNIST settings: a fifth of the digits, 7 x 7 pixels (red and blue), one hidden layer."""
-    data = {"train": data["train"], "test": tuple(part[:MNIST_TEST] for part in data["test"])}  # type: ignore[dict-item]
-    parts: dict[str, list[tuple[Tensor, Tensor]]] = {"train": [], "validation": [], "test": []}
-    ids = {}
+def mnist_task(setting: str, seeds: Sequence[int], data: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Task:
+    """A small one of the MNIST settings: a fifth of the digits, 7 x 7 pixels (red and blue), one hidden layer.
+
+    "shortcut" is Colored-MNIST at 20 to 1, in four groups (label x colour): its rare groups deserve weight.
+    """
+    data = {"train": data["train"], "test": (data["test"][0][:MNIST_TEST], data["test"][1][:MNIST_TEST])}
+    parts: dict[str, list[tuple[Tensor, Tensor, np.ndarray]]] = {"train": [], "validation": [], "test": []}
     for seed in seeds:
-        splits = mnist_settings.splits_of(
-            data, setting, train_counts=MNIST_COUNTS, validation_size=MNIST_VALIDATION, seed=seed
-        )
+        if setting == "shortcut":
+            counts = {"train_size": sum(MNIST_COUNTS), "validation_size": MNIST_VALIDATION}
+            splits = colored_mnist.splits_of(data, ratio=SHORTCUT_RATIO, seed=seed, **counts)
+        else:
+            sizes: Any = {"train_counts": MNIST_COUNTS, "validation_size": MNIST_VALIDATION}
+            splits = mnist_settings.splits_of(data, setting, seed=seed, **sizes)
         for name, drawn in parts.items():
             rows = splits[name][:]
             images = torch.nn.functional.avg_pool2d(rows["pixel_values"][:, ::2], MNIST_POOL).flatten(1)
-            drawn.append((images, torch.as_tensor(rows["label"])))
-            ids[name] = np.array([mnist_settings.GROUPS[setting].index(group) for group in rows["group"]])
-    stacked = {
-        name: Split(with_ones(torch.stack([i for i, _ in drawn])), torch.stack([j for _, j in drawn]), ids[name])
-        for name, drawn in parts.items()
-    }
-    watched = WATCHED[setting]
+            labels = torch.as_tensor(rows["label"])
+            if setting == "shortcut":
+                ids = np.array([2 * colored_mnist.GROUPS.index(group) for group in rows["group"]]) + labels.numpy()
+            else:
+                ids = np.array([mnist_settings.GROUPS[setting].index(group) for group in rows["group"]])
+            drawn.append((images, labels, ids))
+    stacked = {}
+    for name, drawn in parts.items():
+        features, targets, groups = zip(*drawn, strict=True)
+        stacked[name] = Split(with_ones(torch.stack(features)), torch.stack(targets), np.stack(groups))
     dimensions = stacked["train"].features.shape[-1] - 1
     layers = first_layers([dimensions, MNIST_HIDDEN, 2], seeds, torch.float32)
+    if setting == "shortcut":
+        return Task("Shortcut-MNIST, small", ([2, 3], "rare groups"), stacked, layers)
+    watched = WATCHED[setting]
     title = mnist_settings.COLUMNS[setting, 2] + ", small"
-    return Task(title, (watched, mnist_settings.GROUPS[setting][watched]), stacked, layers)
+    return Task(title, ([watched], mnist_settings.GROUPS[setting][watched]), stacked, layers)
 
 
 # ---- Training -------------------------------------------------------------------------------------------------------
@@ -310,12 +334,16 @@ def orders_of(group_ids: np.ndarray, batch_size: int, steps: int, seed: int) -> 
 def places_of(orders: np.ndarray, group_ids: np.ndarray) -> tuple[Tensor, Tensor]:
     """Deal batches [S, B] out to groups and, in turns, to their halves.
 
+    Args:
+        orders: [S, B] examples.
+        group_ids: [S, N] of all examples.
+
     Returns:
         rows [S, K, 2, M] and, in that shape, whether a place is taken.
     """
-    groups, seeds = group_ids[orders], np.arange(len(orders))[:, None]
+    groups, seeds = np.take_along_axis(group_ids, orders, axis=1), np.arange(len(orders))[:, None]
     turn = np.zeros_like(orders)
-    for group in np.unique(group_ids):
+    for group in range(group_ids.max() + 1):
         own = groups == group
         turn[own] = (own.cumsum(axis=1) - 1)[own]
     rows = np.zeros((len(orders), group_ids.max() + 1, 2, turn.max() // 2 + 1), dtype=np.int64)
@@ -450,7 +478,7 @@ def train(
     memories: list[Memory] = [{} for _ in methods]
     total = torch.zeros_like(alpha)
     places = [slice(number * width, (number + 1) * width) for number in range(len(methods))]
-    every = np.broadcast_to(np.arange(len(data.group_ids)), (seeds, len(data.group_ids)))
+    every = np.broadcast_to(np.arange(data.group_ids.shape[1]), data.group_ids.shape)
     whole = places_of(every, data.group_ids)
     with_full = [number for number, method in enumerate(methods) if method.full]
     errors = torch.zeros(3, seeds, len(methods) * width, dtype=torch.float64)
@@ -513,12 +541,192 @@ def train(
 
 def scores_of(layers: Sequence[Tensor], split: Split) -> tuple[Tensor, Tensor]:
     """Loss and accuracy [S, E] of the group where each is worst."""
-    losses, accuracies = [], []
-    for group in range(int(split.group_ids.max()) + 1):
-        own = torch.from_numpy(split.group_ids == group)
-        labels = split.labels[:, own]
-        scores = forward(layers, split.features[:, own])[-1]
-        answers = labels[:, :, None, None].expand(*scores.shape[:3], 1)
-        losses.append(-scores.log_softmax(dim=-1).gather(-1, answers)[..., 0].mean(dim=1))
-        accuracies.append((scores.argmax(dim=-1) == labels[..., None]).double().mean(dim=1))
-    return torch.stack(losses).amax(dim=0), torch.stack(accuracies).amin(dim=0)
+    scores = forward(layers, split.features)[-1]
+    answers = split.labels[:, :, None, None].expand(*scores.shape[:3], 1)
+    losses = -scores.log_softmax(dim=-1).gather(-1, answers)[..., 0].double()
+    right = (scores.argmax(dim=-1) == split.labels[..., None]).double()
+    members = torch.nn.functional.one_hot(torch.from_numpy(split.group_ids)).double()
+    shares = members / members.sum(dim=1, keepdim=True)
+    means = [torch.einsum("snk,sne->ske", shares, values) for values in (losses, right)]
+    return means[0].amax(dim=1), means[1].amin(dim=1)
+
+
+# ---- Report ---------------------------------------------------------------------------------------------------------
+
+CHOOSING = 5
+"""The first seeds, which choose step sizes and betas; the others report."""
+FIXED_STEP = 0.1
+Results = dict[int, list[Outcome]]
+"""Outcomes of a task by batch size."""
+
+
+def name_of(method: Method, step_size: float | None = None) -> str:
+    beta = "" if method.beta is None else f", beta {method.beta:g}"
+    return method.name + beta + ("" if step_size is None else f", step {step_size:g}")
+
+
+def batch_name(size: int) -> str:
+    return "full" if size == FULL else str(size)
+
+
+def watched_weight(task: Task, outcome: Outcome) -> np.ndarray:
+    """[S] weight of the watched groups, mean over the steps."""
+    return outcome.weights[:, task.watched[0]].sum(axis=1)
+
+
+def chosen(outcomes: Sequence[Outcome], name: str) -> Outcome:
+    """Of a method, the step size and beta with the lowest validation loss, mean over the choosing seeds."""
+    own = [outcome for outcome in outcomes if outcome.method.name == name and outcome.step_size > 0]
+    return min(own, key=lambda outcome: outcome.validation[:CHOOSING].mean())
+
+
+def cosine_table(results: Results) -> str:
+    """How far the estimates are from the cosines on all training data, along the path of equal weights."""
+    sizes = list(results)
+    head = [f"{batch_name(size)} {part}" for size in sizes for part in ("rms", "mean", "self")]
+    rows = [["", *head]]
+    for place, outcome in enumerate(results[sizes[0]]):
+        if outcome.step_size or outcome.method.estimate is None or outcome.method.full or outcome.method.late:
+            continue
+        row = [name_of(outcome.method)]
+        for size in sizes:
+            other = results[size][place]
+            numbers = [values[CHOOSING:].mean() for values in (other.cross_error, other.cross_bias, other.self_bias)]
+            row += [f"{numbers[0]:.2f}", f"{numbers[1]:+.2f}", f"{1 + numbers[2]:.2f}"]
+        rows.append(row)
+    return markdown(rows)
+
+
+def fixed_table(task: Task, results: Results) -> str:
+    """Every method at the same step size: worst test group and weight of the watched group, on the reporting seeds."""
+    rows = [["", *(f"{batch_name(size)} {part}" for size in results for part in ("worst loss", "weight"))]]
+    first = next(iter(results.values()))
+    for place, outcome in enumerate(first):
+        if outcome.step_size == FIXED_STEP:
+            row = [name_of(outcome.method)]
+            for outcomes in results.values():
+                weight = watched_weight(task, outcomes[place])[CHOOSING:]
+                row += [mean_and_deviation(outcomes[place].test[CHOOSING:]), f"{weight.mean():.2f}"]
+            rows.append(row)
+    return markdown(rows)
+
+
+def chosen_table(results: Results) -> str:
+    """Every method at its own best step size and beta; beside its loss, that less the loss of CGD, seed by seed."""
+    head = [
+        f"{batch_name(size)} {part}" for size in results for part in ("worst loss", "less cgd", "wins", "accuracy")
+    ]
+    rows = [["", *head, "chosen"]]
+    names = dict.fromkeys(outcome.method.name for outcome in next(iter(results.values())))
+    for name in names:
+        row, values = [name], []
+        for outcomes in results.values():
+            best, base = chosen(outcomes, name), chosen(outcomes, "cgd")
+            difference = best.test[CHOOSING:] - base.test[CHOOSING:]
+            wins = f"{(difference < 0).sum()}/{len(difference)}" if name != "cgd" else ""
+            against = mean_and_deviation(difference) if name != "cgd" else ""
+            accuracy = mean_and_deviation(100 * best.accuracy[CHOOSING:], 1)
+            row += [mean_and_deviation(best.test[CHOOSING:]), against, wins, accuracy]
+            values.append(f"{best.step_size:g}" + ("" if best.method.beta is None else f" ({best.method.beta:g})"))
+        rows.append([*row, "; ".join(values)])
+    return markdown(rows)
+
+
+DRAWN = {
+    "equal weights": None, "group_dro": None, "cgd": None, "split-half self term": None, "last-step self term": None,
+    "gradient average": 0.9, "full-data cosines": None,
+}  # fmt: skip
+"""Lines of the picture, with their beta."""
+
+
+def picture(studies: Sequence[tuple[Task, Results]]) -> Any:
+    """Weight of the watched group and worst group loss against batch size, a line for each method."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3.1 * len(studies) + 0.4, 5.6), layout="constrained")
+    grid = figure.subplots(2, len(studies), squeeze=False, sharex="col")
+    for column, (task, results) in enumerate(studies):
+        labels = [batch_name(size) for size in results]
+        for color, (number, (name, beta)) in zip(PALETTE, enumerate(DRAWN.items()), strict=False):
+            lines = []
+            for outcomes in results.values():
+                own = [o for o in outcomes if (o.method.name, o.step_size) == (name, FIXED_STEP)]
+                lines += [o for o in own if beta in (None, o.method.beta)][:1]
+            if len(lines) < len(labels):
+                continue
+            style: Any = {
+                "color": color, "linestyle": DASHES[number % len(DASHES)], "marker": "os^Dv<P"[number],
+                "markersize": 4, "linewidth": 1.6, "label": name if beta is None else f"{name}, beta {beta:g}",
+            }  # fmt: skip
+            for axes, values in (
+                (grid[0, column], [watched_weight(task, o)[CHOOSING:] for o in lines]),
+                (grid[1, column], [o.test[CHOOSING:] for o in lines]),
+            ):
+                axes.plot(labels, [value.mean() for value in values], **style)
+        grid[0, column].set_title(f"{task.title}\n({task.watched[1]})", fontsize="medium")
+        grid[0, column].set_ylim(0, 1)
+        grid[1, column].set_xlabel("batch size")
+        for axes in grid[:, column]:
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_axisbelow(True)
+            axes.grid(axis="y", color="#E0E0E0", linewidth=0.6)
+    grid[0, 0].set_ylabel("weight of that group")
+    grid[1, 0].set_ylabel("loss of the worst group")
+    handles, names = max((axes.get_legend_handles_labels() for axes in grid[0]), key=lambda pair: len(pair[0]))
+    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def study(
+    task: Task, batch_sizes: Sequence[int], methods: Sequence[Method], step_sizes: Sequence[float], steps: int
+) -> Results:
+    """All runs of a task."""
+    ids = task.splits["train"].group_ids
+    results = {}
+    for size in batch_sizes:
+        orders = np.stack([orders_of(own, size, steps, seed) for seed, own in enumerate(ids)])
+        results[size] = train(task, methods, step_sizes, orders)
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> list[tuple[Task, Results]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", choices=["simple", "mnist"], default="simple")
+    parser.add_argument("--settings", nargs="+", help="Those of the kind; all of them unless given.")
+    parser.add_argument("--batch_sizes", type=int, nargs="+", help="0 for all training examples at once.")
+    parser.add_argument("--seeds", type=int, help=f"The first {CHOOSING} choose, the others report.")
+    parser.add_argument("--steps", type=int, default=simple.EPOCHS)
+    parser.add_argument("--data_dir", help="Folder of MNIST's IDX files; the Hub unless given.")
+    parser.add_argument("--output", default="out/cosine_study", help="Folder of the picture.")
+    parser.add_argument("--fast", action="store_true", help=f"{CHOOSING + 1} seeds, 10 steps, batches of 16.")
+    options = parser.parse_args(arguments)
+    small = options.kind == "mnist"
+    settings = options.settings or list(MNIST_SETTINGS if small else simple.SETTINGS)
+    sizes = options.batch_sizes or ([128, 32, 16] if small else [FULL, 128, 32, 16])
+    seeds, steps = options.seeds or (10 if small else 15), options.steps
+    if options.fast:
+        seeds, steps, sizes = CHOOSING + 1, 10, [16]
+    methods = methods_of(small)
+    if small:
+        # What perfect cosines give, and the estimators that lead nowhere, cost too much on images.
+        methods = [m for m in methods if not m.full and m.name not in ("Gram average", "corrected norms")]
+    step_sizes = simple.SEARCH if small else (0.0, *simple.SEARCH)
+    data = colored_mnist.load(options.data_dir) if small else {}
+    studies = []
+    for setting in settings:
+        start = time.perf_counter()
+        task = mnist_task(setting, range(seeds), data) if small else simple_task(setting, range(seeds))
+        results = study(task, sizes, methods, step_sizes, steps)
+        studies.append((task, results))
+        runs = len(sizes) * seeds * len(methods) * len(step_sizes)
+        print(f"## {task.title}: {runs} runs in {time.perf_counter() - start:.0f} s\n")
+        if 0.0 in step_sizes:
+            print(f"Cosines along the path of equal weights\n\n{cosine_table(results)}\n")
+        print(f"Step size {FIXED_STEP:g}; weight is that of: {task.watched[1]}\n\n{fixed_table(task, results)}\n")
+        print(f"Step size and beta chosen on seeds 0 to {CHOOSING - 1}\n\n{chosen_table(results)}\n", flush=True)
+    print("Picture:", *save_figure(picture(studies), f"{options.output}/cosines_{options.kind}.png", vector=None))
+    return studies
+
+
+if __name__ == "__main__":
+    main()
