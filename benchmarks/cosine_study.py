@@ -597,36 +597,42 @@ def cosine_table(results: Results) -> str:
     return markdown(rows)
 
 
-def fixed_table(task: Task, results: Results) -> str:
-    """Every method at the same step size: worst test group and weight of the watched group, on the reporting seeds."""
-    rows = [["", *(f"{batch_name(size)} {part}" for size in results for part in ("worst loss", "weight"))]]
+def score_of(outcome: Outcome, accuracy: bool) -> np.ndarray:
+    """Of the worst test group, on the reporting seeds: its loss, or its accuracy in per cent."""
+    return (100 * outcome.accuracy if accuracy else outcome.test)[CHOOSING:]
+
+
+def fixed_table(task: Task, results: Results, accuracy: bool) -> str:
+    """Every method at the same step size: worst test group and weight of the watched groups, on the reporting seeds."""
+    rows = [["", *(f"{batch_name(size)} {part}" for size in results for part in ("worst", "weight"))]]
     first = next(iter(results.values()))
     for place, outcome in enumerate(first):
         if outcome.step_size == FIXED_STEP:
             row = [name_of(outcome.method)]
             for outcomes in results.values():
                 weight = watched_weight(task, outcomes[place])[CHOOSING:]
-                row += [mean_and_deviation(outcomes[place].test[CHOOSING:]), f"{weight.mean():.2f}"]
+                row += [mean_and_deviation(score_of(outcomes[place], accuracy), 1 if accuracy else 3)]
+                row += [f"{weight.mean():.2f}"]
             rows.append(row)
     return markdown(rows)
 
 
-def chosen_table(results: Results) -> str:
-    """Every method at its own best step size and beta; beside its loss, that less the loss of CGD, seed by seed."""
-    head = [
-        f"{batch_name(size)} {part}" for size in results for part in ("worst loss", "less cgd", "wins", "accuracy")
-    ]
-    rows = [["", *head, "chosen"]]
-    names = dict.fromkeys(outcome.method.name for outcome in next(iter(results.values())))
-    for name in names:
+def chosen_table(results: Results, accuracy: bool) -> str:
+    """Every method at its own best step size and beta; beside its score, that less the score of CGD, seed by seed.
+
+    The last number of a cell says with how many seeds the method is the better one.
+    """
+    rows = [["", *(f"{batch_name(size)} {part}" for size in results for part in ("worst", "less cgd")), "chosen"]]
+    decimals = 1 if accuracy else 3
+    for name in dict.fromkeys(outcome.method.name for outcome in next(iter(results.values()))):
         row, values = [name], []
         for outcomes in results.values():
-            best, base = chosen(outcomes, name), chosen(outcomes, "cgd")
-            difference = best.test[CHOOSING:] - base.test[CHOOSING:]
-            wins = f"{(difference < 0).sum()}/{len(difference)}" if name != "cgd" else ""
-            against = mean_and_deviation(difference) if name != "cgd" else ""
-            accuracy = mean_and_deviation(100 * best.accuracy[CHOOSING:], 1)
-            row += [mean_and_deviation(best.test[CHOOSING:]), against, wins, accuracy]
+            best = chosen(outcomes, name)
+            score = score_of(best, accuracy)
+            difference = score - score_of(chosen(outcomes, "cgd"), accuracy)
+            wins = ((difference > 0) if accuracy else (difference < 0)).sum()
+            row += [mean_and_deviation(score, decimals)]
+            row += [f"{mean_and_deviation(difference, decimals)}, {wins}/{len(difference)}" if name != "cgd" else ""]
             values.append(f"{best.step_size:g}" + ("" if best.method.beta is None else f" ({best.method.beta:g})"))
         rows.append([*row, "; ".join(values)])
     return markdown(rows)
@@ -722,8 +728,9 @@ def main(arguments: Sequence[str] | None = None) -> list[tuple[Task, Results]]:
         print(f"## {task.title}: {runs} runs in {time.perf_counter() - start:.0f} s\n")
         if 0.0 in step_sizes:
             print(f"Cosines along the path of equal weights\n\n{cosine_table(results)}\n")
-        print(f"Step size {FIXED_STEP:g}; weight is that of: {task.watched[1]}\n\n{fixed_table(task, results)}\n")
-        print(f"Step size and beta chosen on seeds 0 to {CHOOSING - 1}\n\n{chosen_table(results)}\n", flush=True)
+        print(f"Step size {FIXED_STEP:g}, weight of: {task.watched[1]}\n\n{fixed_table(task, results, small)}\n")
+        choice = f"Step size and beta chosen on seeds 0 to {CHOOSING - 1}, the others report"
+        print(f"{choice}\n\n{chosen_table(results, small)}\n", flush=True)
     print("Picture:", *save_figure(picture(studies), f"{options.output}/cosines_{options.kind}.png", vector=None))
     return studies
 
