@@ -603,7 +603,7 @@ def score_of(outcome: Outcome, accuracy: bool) -> np.ndarray:
 
 
 def fixed_table(task: Task, results: Results, accuracy: bool) -> str:
-    """Every method at the same step size: worst test group and weight of the watched groups, on the reporting seeds."""
+    """Every method at the same step size: worst test group and weight of the watched ones, on the reporting seeds."""
     rows = [["", *(f"{batch_name(size)} {part}" for size in results for part in ("worst", "weight"))]]
     first = next(iter(results.values()))
     for place, outcome in enumerate(first):

@@ -37,6 +37,7 @@ class GroupStatistics:
         group_counts: [K] training examples of each group (float64).
         gram: [K, K] inner products of the gradients of the group mean losses, None unless `needs_gradients`.
         group_names: K names, for messages.
+        self_products: [K] of `hf_cgd.functional.merge_halves`, None unless `splits_groups`.
     """
 
     losses: Tensor
@@ -44,6 +45,7 @@ class GroupStatistics:
     group_counts: Tensor
     gram: Tensor | None = None
     group_names: Sequence[str] = ()
+    self_products: Tensor | None = None
 
     @property
     def present(self) -> Tensor:
@@ -70,6 +72,11 @@ class Objective:
     name: ClassVar[str] = "custom"
     has_weights: ClassVar[bool] = True
     needs_gradients: ClassVar[bool] = False
+
+    @property
+    def splits_groups(self) -> bool:
+        """Whether it wants the gradients of two halves of each group's examples (`GroupStatistics.self_products`)."""
+        return False
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """Weights [K] at the start of a run, from the training counts [K]: equal by default."""
