@@ -68,7 +68,7 @@ def merge_halves(gram: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     """From the gradients of two halves of each group's examples: inner products of the groups, and within each group.
 
     Args:
-        gram: [G, 2, G, 2] inner products of the gradients of the halves' mean losses; those of empty halves do not count.
+        gram: [G, 2, G, 2] inner products of the halves' mean gradients; those of empty halves do not count.
         sizes: [G, 2] examples in each half, the first at least as large as the second.
 
     Returns:
