@@ -1,7 +1,7 @@
 """How well the cosines of CGD are estimated from small batches, and what better estimators of them are worth.
 
-    python benchmarks/cosine_study.py                            # the simple settings, about N minutes of one core
-    python benchmarks/cosine_study.py mnist --data_dir my/mnist  # small MNIST settings, a network with a hidden layer
+    python benchmarks/cosine_study.py                            # the simple settings, 14 minutes of one core
+    python benchmarks/cosine_study.py mnist --data_dir my/mnist  # small MNIST settings, one hidden layer
     python benchmarks/cosine_study.py --fast                     # six seeds, ten steps: does it run?
 
 All runs of a setting and a batch size (seeds x estimators x step sizes) are trained at once, on the same batches,

@@ -207,6 +207,7 @@ TWINS: dict[str, tuple[Objective, str]] = {
     "group_dro": (GroupDRO(step_size=0.5), "current"),
     "cgd": (CGD(step_size=0.5), "current"),
     "cgd, weight_timing next": (CGD(step_size=0.5), "next"),
+    "split-half self term": (CGD(step_size=0.5, self_term="split_half"), "current"),
     "gradient average": (CGD(step_size=0.5, interaction_momentum=0.9), "current"),
 }
 
