@@ -699,6 +699,7 @@ def main(arguments: Sequence[str] | None = None) -> list[tuple[Task, Results]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", nargs="?", choices=["simple", "mnist"], default="simple")
     parser.add_argument("--settings", nargs="+", help="Those of the kind; all of them unless given.")
+    parser.add_argument("--methods", nargs="+", help="Names as in the tables, beside cgd; all of them unless given.")
     parser.add_argument("--batch_sizes", type=int, nargs="+", help="0 for all training examples at once.")
     parser.add_argument("--seeds", type=int, help=f"The first {CHOOSING} choose, the others report.")
     parser.add_argument("--steps", type=int, default=simple.EPOCHS)
@@ -716,6 +717,8 @@ def main(arguments: Sequence[str] | None = None) -> list[tuple[Task, Results]]:
     if small:
         # What perfect cosines give, and the estimators that lead nowhere, cost too much on images.
         methods = [m for m in methods if not m.full and m.name not in ("Gram average", "corrected norms")]
+    if options.methods:
+        methods = [m for m in methods if m.name in ("cgd", *options.methods)]
     step_sizes = simple.SEARCH if small else (0.0, *simple.SEARCH)
     data = colored_mnist.load(options.data_dir) if small else {}
     studies = []
