@@ -11,7 +11,7 @@ from hf_cgd.metrics import lower_is_better
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
 from hf_cgd.objectives.adaptive import AdaptiveObjective
 from hf_cgd.objectives.base import ABSENT_GROUPS, require_one_of
-from hf_cgd.objectives.cgd import INTERACTIONS, SCALINGS, VARIANTS
+from hf_cgd.objectives.cgd import INTERACTIONS, SCALINGS, SELF_TERMS, VARIANTS
 from hf_cgd.robust_loss import NONFINITE, WEIGHT_TIMINGS
 from hf_cgd.sampling import GROUP_SAMPLINGS
 
@@ -56,6 +56,11 @@ class GroupRobustConfig(TrainingArguments):
     )
     interaction_momentum: float | None = _option(
         "CGD: how much is kept of running averages of the groups' gradients and losses, in [0, 1). Default 0."
+    )
+    self_term: str | None = _option(
+        "CGD: 'one' takes cos(g_i, g_i) = 1 (default); 'split_half' estimates it from two halves of the group's "
+        "examples, for small batches.",
+        choices=[*SELF_TERMS],
     )
     absent_groups: str | None = _option(
         "Groups without examples in a step: 'frozen' keeps their weight (default), 'zero_loss' is the older way.",

@@ -64,6 +64,26 @@ def cosine_gram(gram: Tensor, norm_floor: float = 0.0) -> Tensor:
     return cosines.clamp(-1, 1)
 
 
+def merge_halves(gram: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradients of two halves of each group's examples: inner products of the groups, and within each group.
+
+    Args:
+        gram: [G, 2, G, 2] inner products of the halves' mean gradients; those of empty halves do not count.
+        sizes: [G, 2] examples in each half, the first at least as large as the second.
+
+    Returns:
+        gram [G, G] of the gradients of the groups' mean losses, and self-products <a_i, b_i> [G] of each group's two
+        halves: their noise is independent, so that they are unbiased for the squared norm of the expected gradient. A
+        group of a single example has <g_i, g_i> there.
+    """
+    shares = sizes / sizes.sum(dim=1, keepdim=True)
+    filled = sizes > 0
+    known = gram.masked_fill(~(filled[:, :, None, None] & filled), 0.0)
+    merged = torch.einsum("iajb,ia,jb->ij", known, shares, shares)
+    between = known[:, 0, :, 1].diagonal()
+    return merged, torch.where(filled[:, 1], between, merged.diagonal())
+
+
 def exponentiated_step(alpha: Tensor, exponents: Tensor, present: Tensor, min_weight: float) -> Tensor:
     """alpha_i <- alpha_i exp(exponent_i), normalised over the present groups (equation 4, the mirror-ascent step).
 
@@ -121,6 +141,7 @@ def cgd_step(
     scaling: str = "loss",
     interaction: str = "sum",
     min_weight: float = 0.0,
+    self_products: Tensor | None = None,
 ) -> Tensor:
     """CGD: alpha_i <- alpha_i exp(eta_a sum_j (l_i l_j)^p cos(g_i, g_j)), normalised (equation 5).
 
@@ -135,17 +156,25 @@ def cgd_step(
         scaling: "loss" for equation 5; "gradient" for equation 3, whose exponent is eta_a <g_i, sum_j g_j>.
         interaction: "sum" over j as in the paper, or "mean", which divides by the number of present groups.
         min_weight: see `exponentiated_step`.
+        self_products: [K], estimates of <g_i, g_i> without the noise in it (`merge_halves`). In place of the paper's
+            1 (for None) cos(g_i, g_i) is self_products_i / <g_i, g_i>, kept within [0, 1]; with
+            `scaling="gradient"` the self term is that times <g_i, g_i>.
 
     Raises:
         ValueError: a negative loss under `scaling="loss"`, where (l_i l_j)^p is not defined.
     """
     present = torch.ones_like(losses, dtype=torch.bool) if present is None else present
+    similarities = cosine_gram(gram) if scaling == "loss" else gram
+    if self_products is not None:
+        squares = gram.diagonal()
+        shares = (self_products / squares.where(squares > 0, 1.0)).clamp(0, 1)
+        similarities = similarities.diagonal_scatter(similarities.diagonal() * shares)
     if scaling == "loss":
         require_nonnegative(losses.masked_fill(~present, 0.0))
         scaled = (losses + adjustments) ** exponent
-        interactions = scaled[:, None] * scaled[None, :] * cosine_gram(gram)
+        interactions = scaled[:, None] * scaled[None, :] * similarities
     else:
-        interactions = gram
+        interactions = similarities
     totals = interactions.masked_fill(~present[None, :], 0.0).sum(dim=1)
     if interaction == "mean":
         totals = totals / present.sum()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.communication import Communication
-from hf_cgd.functional import group_counts_of
+from hf_cgd.functional import group_counts_of, merge_halves
 from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, TensorHookEngine, gram_matrix
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning, PenaltyMonitor, WeightMonitor
@@ -93,6 +93,7 @@ class GroupRobustLoss:
         self._class_counts = None if groups.class_counts is None else torch.tensor(groups.class_counts)
         self.weight_timing = weight_timing
         self.nonfinite = nonfinite
+        self._splits = objective.needs_gradients and objective.splits_groups
         self._momentum: float = getattr(objective, "interaction_momentum", 0.0)
         self._communication = communication or Communication()
         self._loss_scale = loss_scale
@@ -140,8 +141,18 @@ class GroupRobustLoss:
                 f"weight_timing='current' needs the whole optimizer step in one batch, got {len(group_ids)} "
                 "micro-batches. Use weight_timing='next', or no gradient accumulation."
             )
-        counts = sum(group_counts_of(ids.cpu(), len(self.groups)) for ids in group_ids)
-        self._counts: Tensor | None = self._communication.sum(torch.as_tensor(counts, dtype=torch.float64))
+        counts = torch.as_tensor(
+            sum(group_counts_of(ids.cpu(), len(self.groups)) for ids in group_ids), dtype=torch.float64
+        )
+        if self._splits:
+            by_process = counts.new_zeros(self._communication.num_processes, len(counts))
+            by_process[self._communication.rank] = counts
+            by_process = self._communication.sum(by_process)
+            counts = by_process.sum(dim=0)
+            self._turns = by_process[: self._communication.rank].sum(dim=0).long()
+        else:
+            counts = self._communication.sum(counts)
+        self._counts: Tensor | None = counts
         self._micro_batches = self._remaining = len(group_ids)
 
     def __call__(
@@ -358,18 +369,36 @@ class GroupRobustLoss:
         self._remaining -= 1
         if self._engine is None:
             return None
-        present_here = sums[1].nonzero().flatten().tolist()
+        if self._splits:
+            group_ids = self._halves_of(group_ids)
+            present_here = group_ids.unique().tolist()
+        else:
+            present_here = sums[1].nonzero().flatten().tolist()
         scaled = losses if scale == 1 else losses * scale
         gradients = self._engine.group_gradients(scaled, group_ids, present_here)
         alone = self._micro_batches == 1 and self._communication.num_processes == 1
         if alone and self._momentum == 0:
             self._gram = gradients.gram()
         else:
-            present = self._counts.nonzero().flatten().tolist()
+            present = (self._half_counts().flatten() if self._splits else self._counts).nonzero().flatten().tolist()
             self._row_size = gradients.rows.shape[1]
             self._pooled_rows.add(present, present_here, gradients.rows)
             self._warn_of_large_rows(len(present) * gradients.rows[0].nbytes)
         return gradients
+
+    def _halves_of(self, group_ids: Tensor) -> Tensor:
+        """Twice the group [B], and 1 more for every second example of a group in the step."""
+        ids = group_ids.cpu()
+        members = torch.nn.functional.one_hot(ids.unique(return_inverse=True)[1])
+        turns = (members.cumsum(dim=0) * members).sum(dim=1) - 1 + self._turns[ids]
+        self._turns = self._turns + group_counts_of(ids, len(self.groups))
+        return (2 * ids + turns % 2).to(group_ids.device)
+
+    def _half_counts(self) -> Tensor:
+        """Examples of each half [K, 2] in the step, on all processes: they take turns."""
+        assert self._counts is not None
+        second = (self._counts / 2).floor()
+        return torch.stack([self._counts - second, second], dim=1)
 
     def _warn_of_large_rows(self, size: int) -> None:
         if size > LARGE_ROWS and not self._warned_large:
@@ -388,7 +417,11 @@ class GroupRobustLoss:
         assert self._counts is not None
         counts = self._counts
         present = counts.nonzero().flatten()
-        totals, rows, inner = self._pooled(present, scale)
+        parts = self._half_counts().flatten() if self._splits else counts
+        totals, rows, inner = self._pooled(present, parts[parts > 0], scale)
+        within: Tensor | None = None
+        if inner is not None and self._splits:
+            inner, within = _merged(inner, self._half_counts()[present])
         losses = totals / counts.clamp_min(1)
         losses_finite = losses.isfinite()
         finite = losses_finite.clone()
@@ -405,21 +438,28 @@ class GroupRobustLoss:
         if inner is not None:
             gram = torch.zeros(len(counts), len(counts), dtype=torch.float64)
             gram[present[:, None], present[None, :]] = inner
-        statistics = GroupStatistics(losses, counts, self.groups.counts_tensor(), gram, self.groups.names)
+        products: Tensor | None = None
+        if within is not None:
+            products = torch.zeros_like(counts).index_copy(0, present, within)
+        statistics = GroupStatistics(losses, counts, self.groups.counts_tensor(), gram, self.groups.names, products)
         self.alpha = self.objective.next_weights(self.alpha, statistics)
         self.updates += 1
         self._monitor.observe(self.alpha, self.updates)
 
-    def _pooled(self, present: Tensor, scale: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _pooled(self, present: Tensor, counts: Tensor, scale: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Statistics over all micro-batches and processes.
+
+        Args:
+            present: the groups that have examples.
+            counts: [G] how many, or those of each half of a group where groups are split.
+            scale: that of the gradients.
 
         Returns:
             sums of the losses [K]; gradients of the group mean losses (this process's columns, [G, c]), averaged with
             the running ones under momentum, None where the inner products came without; inner products [G, G], None
             for an objective without gradients.
         """
-        assert self._counts is not None
-        divisors = self._counts[present] * scale
+        divisors = counts * scale
         rows: Tensor | None = None
         inner: Tensor | None = None
         if self._gram is not None:
@@ -435,7 +475,7 @@ class GroupRobustLoss:
             return self._communication.sum(self._pooled_losses), rows, inner
         both = self._communication.sum(torch.cat([self._pooled_losses, inner.flatten()]))
         losses, inner = both.split([len(self.groups), inner.numel()])
-        return losses, rows, inner.view(len(present), len(present))
+        return losses, rows, inner.view(len(divisors), len(divisors))
 
     def _averaged(self, losses: Tensor, rows: Tensor, present: Tensor) -> Tensor:
         """Keeps the averages: rows [G, c] that are averaged already, and those of the losses [K], which it returns."""
@@ -477,11 +517,24 @@ class GroupRobustLoss:
         return torch.zeros(2, len(self.groups), dtype=torch.float64).index_add(1, group_ids, both)
 
 
+def _merged(inner: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """`merge_halves` of inner products [H, H] of the halves that are not empty, [G, 2] `sizes`."""
+    filled = (sizes.flatten() > 0).nonzero().flatten()
+    whole = inner.new_zeros(sizes.numel(), sizes.numel())
+    whole[filled[:, None], filled[None, :]] = inner
+    return merge_halves(whole.view(*sizes.shape, *sizes.shape), sizes)
+
+
 def _refuse_for_tensor_hooks(objective: Objective, weight_timing: str) -> None:
     if weight_timing != "next":
         raise ValueError(
             "Tensor hooks give the group gradients after the backward pass, when it is too late for the weights of "
             f"the same step: expected weight_timing='next', got {weight_timing!r}."
+        )
+    if objective.splits_groups:
+        raise ValueError(
+            "Tensor hooks see the gradients of whole groups only: expected self_term='one', got 'split_half'. Leave "
+            "self_term unset, or train without sharding (DDP)."
         )
     if type(objective).loss is not Objective.loss:
         raise ValueError(

@@ -52,6 +52,7 @@ class GroupStatistics:
         group_counts: [K] training examples of each group (float64).
         gram: [K, K] inner products of the gradients of the group mean losses, None unless `needs_gradients`.
         group_names: K names, for messages.
+        self_products: [K] of `hf_cgd.functional.merge_halves`, None unless `splits_groups`.
     """
 
     losses: Tensor
@@ -59,6 +60,7 @@ class GroupStatistics:
     group_counts: Tensor
     gram: Tensor | None = None
     group_names: Sequence[str] = ()
+    self_products: Tensor | None = None
 
     @property
     def present(self) -> Tensor:
@@ -96,6 +98,11 @@ class Objective:
     """Which of a `GroupBatch`'s logits, labels, features and class_counts the objective reads."""
     min_group_size: ClassVar[int] = 1
     """Smallest training group that it can do anything with."""
+
+    @property
+    def splits_groups(self) -> bool:
+        """Whether it wants the gradients of two halves of each group's examples (`GroupStatistics.self_products`)."""
+        return False
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """Weights [K] at the start of a run, from the training counts [K]: equal by default."""

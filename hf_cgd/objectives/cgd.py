@@ -12,6 +12,7 @@ from hf_cgd.objectives.base import GroupStatistics, require_at_least_zero, requi
 SCALINGS = ("loss", "gradient")
 INTERACTIONS = ("sum", "mean")
 VARIANTS = ("paper", "reference")
+SELF_TERMS = ("one", "split_half")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class CGD(AdaptiveObjective):
             each group's gradient and loss over optimizer steps, with this much of the old average kept; 0 is exactly
             the paper. A group's average moves only when the group is present. It averages noise away, and with it the
             pull towards a rare hard group.
+        self_term: "one": cos(g_i, g_i) = 1 as in the paper. "split_half": <a_i, b_i> / <g_i, g_i>, kept within
+            [0, 1], where a_i and b_i are the gradients of two halves of the group's examples in the step. Noise in a
+            small batch shrinks the cosines of different groups and leaves the 1 as it is, so that CGD slides towards
+            Group-DRO; this shrinks both alike (docs/reproduction.md). A group of one example in the step has 1.
 
     Raises:
         ValueError: a value outside its range, or a knob that the chosen form of the update does not use.
@@ -43,6 +48,7 @@ class CGD(AdaptiveObjective):
     interaction: str = "sum"
     variant: str = "paper"
     interaction_momentum: float = 0.0
+    self_term: str = "one"
 
     name: ClassVar[str] = "cgd"
     needs_gradients: ClassVar[bool] = True
@@ -53,13 +59,23 @@ class CGD(AdaptiveObjective):
         require_one_of("scaling", self.scaling, SCALINGS)
         require_one_of("interaction", self.interaction, INTERACTIONS)
         require_one_of("variant", self.variant, VARIANTS)
+        require_one_of("self_term", self.self_term, SELF_TERMS)
         if not 0 <= self.interaction_momentum < 1:
             raise ValueError(f"interaction_momentum must lie in [0, 1), got {self.interaction_momentum!r}.")
         if self.scaling == "gradient":
             self._refuse_knobs("scaling='gradient' (equation 3), which uses no losses", "adjustment", "exponent")
         if self.variant == "reference":
             fixed = ("absent_groups", "min_weight", "exponent", "scaling", "interaction", "interaction_momentum")
-            self._refuse_knobs("variant='reference', which has them fixed as in the released code", *fixed)
+            self._refuse_knobs(
+                "variant='reference', which has them fixed as in the released code", *fixed, "self_term"
+            )
+        if self.splits_groups:
+            self._refuse_knobs("self_term='split_half', which compares one step's own halves", "interaction_momentum")
+
+    @property
+    def splits_groups(self) -> bool:
+        """See `Objective`: under `self_term="split_half"`."""
+        return self.self_term == "split_half"
 
     def _refuse_knobs(self, reason: str, *names: str) -> None:
         changed = [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
@@ -97,4 +113,5 @@ class CGD(AdaptiveObjective):
             scaling=self.scaling,
             interaction=self.interaction,
             min_weight=self._floor(len(alpha)),
+            self_products=statistics.self_products,
         )
