@@ -1,5 +1,6 @@
 """The step of group-robust training for any loop: per-example losses in, one scalar out, weights moved on the way."""
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from hf_cgd.functional import group_counts_of, merge_halves
 from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, TensorHookEngine, gram_matrix
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning, PenaltyMonitor, WeightMonitor
+from hf_cgd.interactions import MAX_GROUPS, GroupInteractions
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
 from hf_cgd.objectives.base import require_one_of
 from hf_cgd.objectives.penalty import PenaltyObjective
@@ -115,6 +117,9 @@ class GroupRobustLoss:
         """Weight updates so far."""
         self.skipped_updates = 0
         """Weight updates left out because a loss or gradient was not finite."""
+        keeps_interactions = self.objective.needs_gradients and len(self.groups) <= MAX_GROUPS
+        self.interactions = GroupInteractions(len(self.groups)) if keeps_interactions else None
+        """Mean cosines between the groups' gradients so far; None without gradients, and for many groups."""
         self._average_rows: dict[int, Tensor] = {}
         """Running averages of the groups present so far: of each, this process's columns."""
         self._average_losses = torch.zeros(len(self.groups), dtype=torch.float64)
@@ -123,7 +128,7 @@ class GroupRobustLoss:
         self._monitor = WeightMonitor(self.groups.names)
         self._penalty_monitor = PenaltyMonitor(self.objective.name)
         self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
-        self._before: tuple[Tensor, dict[int, Tensor], Tensor] | None = None
+        self._before: tuple[Tensor, dict[int, Tensor], Tensor, GroupInteractions | None] | None = None
         self._close_window()
 
     def open_window(self, group_ids: Sequence[Tensor]) -> None:
@@ -223,7 +228,7 @@ class GroupRobustLoss:
     def undo_update(self) -> None:
         """Take the last weight update back, for an optimizer step that a `GradScaler` left out after an overflow."""
         if self._before is not None:
-            self.alpha, self._average_rows, self._average_losses = self._before
+            self.alpha, self._average_rows, self._average_losses, self.interactions = self._before
             self._before = None
             self.updates -= 1
             self.skipped_updates += 1
@@ -265,6 +270,7 @@ class GroupRobustLoss:
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
             "average_losses": self._average_losses.tolist(),
+            "interactions": None if self.interactions is None else self.interactions.state_dict(),
         }
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -295,8 +301,10 @@ class GroupRobustLoss:
                 f"{self.objective.name!r}. Resume with the same objective, or start a new run from the saved model."
             )
         self.reset()
+        order = [names.index(name) for name in self.groups.names]
+        if self.interactions is not None and state["interactions"] is not None:
+            self.interactions.load_state_dict(state["interactions"], order)
         if self.alpha is not None:
-            order = [names.index(name) for name in self.groups.names]
             self.alpha = torch.tensor(state["alpha"], dtype=torch.float64)[order]
             self._average_losses = torch.tensor(state["average_losses"], dtype=torch.float64)[order]
         for place, name in enumerate(self.groups.names):
@@ -431,13 +439,16 @@ class GroupRobustLoss:
             self._skip(finite, expected=scale != 1 and bool(losses_finite.all()))
             return
         if self._loss_scale is not None:
-            self._before = (self.alpha, dict(self._average_rows), self._average_losses)
+            interactions = copy.deepcopy(self.interactions)
+            self._before = (self.alpha, dict(self._average_rows), self._average_losses, interactions)
         if rows is not None and self._momentum > 0:
             losses = self._averaged(losses, rows, present)
         gram: Tensor | None = None
         if inner is not None:
             gram = torch.zeros(len(counts), len(counts), dtype=torch.float64)
             gram[present[:, None], present[None, :]] = inner
+            if self.interactions is not None:
+                self.interactions.observe(gram, counts > 0)
         products: Tensor | None = None
         if within is not None:
             products = torch.zeros_like(counts).index_copy(0, present, within)

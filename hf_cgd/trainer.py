@@ -136,6 +136,16 @@ class GroupRobustTrainer(Trainer):
         """Current group weights [K], float64, summing to 1, in the order of `groups`; None under ERM."""
         return None if self.robust_loss is None or self.robust_loss.alpha is None else self.robust_loss.alpha.clone()
 
+    @property
+    def group_interactions(self) -> Tensor | None:
+        """Mean cosines [K, K] between the groups' gradients over this run (see `GroupInteractions`).
+
+        In the order of `groups`; NaN for two groups that never met. None for objectives without gradients, and for
+        more than 64 groups.
+        """
+        loss = self.robust_loss
+        return None if loss is None or loss.interactions is None else loss.interactions.cosines
+
     def group_report(self, metric_key_prefix: str = "eval") -> GroupReport:
         """The table of groups: training count, weight, and how each fares on the evaluation set.
 

@@ -10,7 +10,7 @@ import hf_cgd
 PACKAGE = Path(hf_cgd.__file__).parent
 LAYERS = [
     ["columns", "communication", "functional", "group_history", "guard_rails", "losses"],
-    ["groups", "forward_pass", "sampling", "objectives.base", "pooled_rows", "gradients.scope", "gradients.surrogate",
+    ["groups", "forward_pass", "interactions", "sampling", "objectives.base", "pooled_rows", "gradients.scope", "gradients.surrogate",
      "metrics.intervals"],
     ["gradients.layer_gradients", "gradients.per_group", "head"],
     ["gradients.single_pass"],
