@@ -14,7 +14,7 @@ from tiny import parameters_of, text_dataset, tiny_distilbert
 from torch import Tensor, nn
 
 from hf_cgd import GroupRobustTrainer, gradient_scope
-from hf_cgd.gradients import AutoEngine, NotExactError, PerGroupEngine, SinglePassEngine
+from hf_cgd.gradients import AutoEngine, NotExactError, PerGroupEngine, SinglePassEngine, auto
 from hf_cgd.gradients.per_group import unflatten
 
 Build = Callable[..., GroupRobustTrainer]
@@ -265,6 +265,21 @@ def test_where_it_is_not_exact_the_per_group_engine_is_taken(name: str) -> None:
     # In networks with BatchNorm only the last stages' own cut is used; the bodies of two reach them by two ways.
     assert ("with the cut" in engine.chosen.name) == (name not in ("DeBERTa-v2", "T5 encoder")), engine.reason
     assert close(expected, rows, torch.float32)
+
+
+@pytest.mark.parametrize(("factor", "name"), [(1000, "per_group with the cut"), (0, "per_group")])
+def test_an_engine_may_be_as_far_off_as_the_backward_pass_is_from_itself(
+    monkeypatch: pytest.MonkeyPatch, factor: float, name: str
+) -> None:
+    """With a tolerance below any rounding, only the noise of the ordinary backward pass lets an exact engine in."""
+    monkeypatch.setitem(auto.TOLERANCE, torch.float32, 1e-12)
+    monkeypatch.setattr(auto, "NOISE_FACTOR", factor)
+    model, inputs = build("ResNet")
+    engine = AutoEngine(model, list(gradient_scope(model, 3).values()))
+    with engine.recording():
+        losses = losses_of(model, inputs)
+    engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
+    assert engine.chosen is not None and engine.chosen.name == name, engine.reason
 
 
 def test_position_embeddings_that_are_looked_up_once_for_the_batch() -> None:

@@ -25,6 +25,8 @@ ENGINES = ("auto", "single_pass", "sketch", "tensor_hooks", "per_group")
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 """Largest error of a check, relative to the largest gradient; passes in other types get `LOW_TOLERANCE`."""
 LOW_TOLERANCE = 5e-2
+NOISE_FACTOR = 4
+"""How many times the rounding noise of the ordinary backward pass is allowed, where that is more."""
 
 FastEngine = SinglePassEngine | PerGroupCutEngine
 
@@ -150,6 +152,8 @@ class AutoEngine:
                 error = max(error, largest_error(*pieces))
         computed_in = getattr(candidate, "computed_in", losses.dtype)
         tolerance = TOLERANCE.get(computed_in, LOW_TOLERANCE)
+        if tolerance < error <= LOW_TOLERANCE:
+            tolerance = max(tolerance, NOISE_FACTOR * self._rounding_noise(losses))
         reason = f"its gradients differ from per_group's by {error:.1e}, {tolerance:.0e} allowed{note}"
         return fast, error <= tolerance, reason
 
@@ -160,16 +164,22 @@ class AutoEngine:
         for place, group in enumerate(groups):
             by_group[group] = (1 + place) / len(groups)
         coefficients = by_group[group_ids] / len(losses)
-        trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         weighted = (coefficients * losses).sum()
-        expected = torch.autograd.grad(weighted, trainable, retain_graph=True, allow_unused=True)
-        actual = torch.autograd.grad(
-            fast.scalar(weighted, coefficients), trainable, retain_graph=True, allow_unused=True
-        )
-        return largest_error(
-            [torch.zeros_like(p) if g is None else g for p, g in zip(trainable, expected, strict=True)],
-            [torch.zeros_like(p) if g is None else g for p, g in zip(trainable, actual, strict=True)],
-        )
+        return largest_error(self._full_gradient(weighted), self._full_gradient(fast.scalar(weighted, coefficients)))
+
+    def _rounding_noise(self, losses: Tensor) -> float:
+        """Error of the ordinary backward pass against itself on a third of the loss, which rounds differently.
+
+        Deep stacks of BatchNorm amplify rounding by far: 1e-4 in a ResNet-18 on 28 x 28 pixels (1e-13 in float64).
+        """
+        third = [3 * gradient for gradient in self._full_gradient(losses.mean() / 3)]
+        return largest_error(self._full_gradient(losses.mean()), third)
+
+    def _full_gradient(self, loss: Tensor) -> list[Tensor]:
+        """The gradient of every trainable parameter of the model; the graph is kept."""
+        trainable = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(loss, trainable, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(trainable, gradients, strict=True)]
 
 
 def largest_error(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float:
