@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from tiny import text_dataset
 
 from hf_cgd.metrics import GroupReport
 from hf_cgd.plots import (
@@ -222,7 +223,10 @@ def test_every_figure_is_readable_with_few_and_many_groups_of_short_and_long_nam
     names = [f"{name} {number}" for number in range(count)]
     weights = [history({group: [1 / count, 1 / count] for group in names}, every=60_000)] * 2
     runs = [evaluated({group: [0.2 + seed / 5, 0.4] for group in names}, every=60_000) for seed in range(2)]
-    assert_fits(weights_figure({"CGD": {"": weights}}, title="a title"))
+    single = weights_figure({"CGD": {"": weights}}, title="a title")
+    assert_fits(single)
+    # Legends go down rather than make a figure broad.
+    assert single.get_figwidth() < 5
     assert_fits(weights_figure({"CGD": {"small steps": weights, "large steps": weights}, "DRO": {"": weights}}))
     assert_fits(accuracies_figure({"CGD": runs}))
     assert_fits(accuracies_figure({f"method {number}": runs for number in range(8)}, title="a title"))
@@ -404,7 +408,7 @@ def test_points_figure_shows_every_point_by_label() -> None:
 def test_of_many_groups_the_heaviest_at_the_end_of_each_panel_are_in_colour_and_the_axis_is_theirs() -> None:
     rest = {f"g{number}": [0.01, 0.01] for number in range(60)}
     one, two = history(rest | {"g7": [0.1, 0.3], "g9": [0.4, 0.1]}), history(rest | {"g30": [0.01, 0.2]})
-    figure = weights_figure({"cgd": {"a": [one], "b": [two]}})
+    figure = weights_figure({"cgd": {"a": [two], "b": [one]}})
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["g7", "g30", "other groups"]
     bottom, top = figure.axes[0].get_ylim()
     assert bottom == 0 and 0.4 <= top < 0.5
@@ -434,6 +438,19 @@ def test_accuracy_curves_of_a_regression_are_correlations() -> None:
     assert curves.metric == "pearson" and curves.groups["land"].tolist() == [0.9, -0.2]
     figure = accuracies_figure({"CGD": [evaluated({"land": [0.9, -0.2]}, metric="pearson")]})
     assert figure.axes[0].get_ylabel() == "group pearson" and figure.axes[0].get_ylim()[0] < -0.2
+
+
+def test_accuracy_curves_end_in_what_a_trainer_evaluates_at_the_end(trainer) -> None:
+    run = trainer({"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=text_dataset(64, seed=1))
+    run.train()
+    before = accuracy_curves(run.state.log_history)
+    assert before.steps.tolist() == [1, 2, 3]
+    metrics = run.evaluate()
+    assert {name: values[-1] for name, values in before.groups.items()} == {
+        name: metrics[f"eval_group_accuracy/{name}"] for name in run.groups.names
+    }
+    assert before.worst[-1] == metrics["eval_worst_group_accuracy"]
+    assert accuracy_curves(run.state.log_history).steps.tolist() == [1, 2, 3]
 
 
 def test_an_evaluation_of_the_best_model_does_not_replace_that_of_the_last_step() -> None:
