@@ -33,6 +33,8 @@ BEST_WORST_GROUP: dict[str, Any] = {
     "metric_for_best_model": "worst_group_accuracy",
 }
 """Options of a run that ends with the epoch whose worst validation group did best."""
+REPORT_FILE = "group_report.json"
+"""What `run` leaves of the groups in the folder of a run."""
 
 
 def parse_command_line(
@@ -242,6 +244,6 @@ def run(
         for name, report in reports.items():
             print(f"\n{name}\n{report}")
         assert config.output_dir is not None
-        with open(os.path.join(config.output_dir, "group_report.json"), "w", encoding="utf-8") as file:
+        with open(os.path.join(config.output_dir, REPORT_FILE), "w", encoding="utf-8") as file:
             json.dump({name: report.to_dict() for name, report in reports.items()}, file, indent=2, ensure_ascii=False)
     return trainer

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from typing import Any
@@ -48,7 +48,7 @@ from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import warn_if_one_class
 from hf_cgd.head import HeadInput
 from hf_cgd.losses import CLASSIFICATION, REGRESSION, example_losses, infer_problem_type, predictions_of
-from hf_cgd.metrics import GroupReport, group_metrics, is_interval
+from hf_cgd.metrics import GroupReport, group_metrics, is_interval, lower_is_better
 from hf_cgd.objectives import ERM, Objective, build_objective
 from hf_cgd.robust_loss import GradientEngine, GroupRobustLoss
 from hf_cgd.sampling import BalancedGroupSampler, WeightedGroupSampler
@@ -104,7 +104,8 @@ class GroupRobustTrainer(Trainer):
         self._tensor_hooks: TensorHookEngine | None = None
         self._tensor_hooks_made_for: tuple[Any, str] | None = None
 
-        self.objective: Objective = self._build_objective()
+        self.group_objective: Objective = self._build_objective()
+        """What is minimised. (`objective` is the Trainer's own name for the number that a search compares.)"""
         self._refuse_unsupported()
         if not self.label_names:
             self.label_names = ["labels"]
@@ -169,7 +170,7 @@ class GroupRobustTrainer(Trainer):
             self.all_metrics,
             metric_key_prefix,
             self.eval_groups.names,
-            self.objective.name,
+            self.group_objective.name,
             train_counts=self._train_counts(),
             weights=None
             if weights is None or self.groups is None
@@ -189,13 +190,51 @@ class GroupRobustTrainer(Trainer):
             self._read_training_groups()
         self.robust_loss = self._build_robust_loss()
         if resume_from_checkpoint is True:
-            averages = [TENSORS_FILE] if getattr(self.objective, "interaction_momentum", 0.0) else []
+            averages = [TENSORS_FILE] if getattr(self.group_objective, "interaction_momentum", 0.0) else []
             assert self.args.output_dir is not None
             resume_from_checkpoint = last_complete_checkpoint(self.args.output_dir, averages) or True
         elif resume_from_checkpoint:
             require_complete(resume_from_checkpoint)
         self._resumed_from = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
         return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], dict[str, Any]] | None = None,
+        compute_objective: Callable[[dict[str, float]], float] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """See `Trainer.hyperparameter_search`; trials are compared by their worst group.
+
+        Args:
+            hp_space, n_trials, *args, **kwargs: those of the parent. Knobs of the objective can be searched like any
+                other field of `GroupRobustConfig`.
+            compute_objective: None for `metric_for_best_model` ("worst_group_accuracy" where there is none), of the
+                best evaluation so far. (The parent's default adds up all metrics, group counts among them.)
+            direction: None for that of this metric, or for "minimize" with a `compute_objective` of one's own.
+        """
+        if compute_objective is None:
+            compute_objective = self._best_so_far
+            direction = direction or ("minimize" if lower_is_better(self._searched_metric) else "maximize")
+        return super().hyperparameter_search(
+            hp_space, compute_objective, n_trials, direction or "minimize", *args, **kwargs
+        )
+
+    @property
+    def _searched_metric(self) -> str:
+        name = self.args.metric_for_best_model or "worst_group_accuracy"
+        return name if name.startswith("eval_") else f"eval_{name}"
+
+    def _best_so_far(self, metrics: dict[str, float]) -> float:
+        """The searched metric of the best evaluation of this trial, the present one included."""
+        name = self._searched_metric
+        if name not in metrics:
+            raise ValueError(f"Expected the metric {name!r} to compare trials by, got {sorted(metrics)}.")
+        values = [metrics[name], *(entry[name] for entry in self.state.log_history if name in entry)]
+        return min(values) if lower_is_better(name) else max(values)
 
     def begin_run(self, saved: dict[str, Any] | None, resumed: bool) -> None:
         """Called when model and optimizer are ready: builds the loss on the final parameters, restores its state.
@@ -204,9 +243,10 @@ class GroupRobustTrainer(Trainer):
             ValueError: a checkpoint without group state, or one of other groups or another objective.
         """
         self._warned_one_class, self._history = False, None
-        self.objective = self._build_objective()
+        self.group_objective = self._build_objective()
         self._set_loss_scaling()
-        if "class_counts" in self.objective.needs and self.groups is not None and self.groups.class_counts is None:
+        uncounted = self.groups is not None and self.groups.class_counts is None
+        if "class_counts" in self.group_objective.needs and uncounted:
             self._read_training_groups()
         self.robust_loss = self._build_robust_loss()
         if self.robust_loss is None or self.groups is None:
@@ -216,25 +256,25 @@ class GroupRobustTrainer(Trainer):
             self._history = GroupHistory(self.args.output_dir, self.groups.names, self.state.global_step)
         if resumed and saved is not None:
             self.robust_loss.load_state_dict(saved, self._saved_tensors())
-        elif resumed and (self.objective.has_weights or self.objective.needs):
+        elif resumed and (self.group_objective.has_weights or self.group_objective.needs):
             raise ValueError(
                 "The checkpoint holds no group weights or counters: it was not written by a GroupRobustTrainer with "
                 "groups. Load its model with from_pretrained and start a new run."
             )
         counts = ", ".join(f"{n} ({c})" for n, c in zip(self.groups.names, self.groups.counts or (), strict=False))
-        logger.info("Objective %s, learning rate %g", self.objective, self.args.learning_rate)
+        logger.info("Objective %s, learning rate %g", self.group_objective, self.args.learning_rate)
         logger.info("  %d groups: %s", len(self.groups), counts or ", ".join(self.groups.names))
-        if self._tensor_hooks is not None and self.objective.needs_gradients:
+        if self._tensor_hooks is not None and self.group_objective.needs_gradients:
             size = self._tensor_hooks.size
             logger.info("  Group gradients over %d parameters, by tensor hooks in the backward pass", size)
             logger.info("  weight_timing='next': a step's statistics set the weights of the following one")
-        elif self.objective.needs_gradients:
+        elif self.group_objective.needs_gradients:
             scope = self._gradient_scope()
             size = sum(parameter.numel() for parameter in scope.values())
             logger.info("  Group gradients over %d parameters (%s … %s)", size, next(iter(scope)), list(scope)[-1])
 
     def _saved_tensors(self) -> dict[str, Tensor]:
-        if not getattr(self.objective, "interaction_momentum", 0.0):
+        if not getattr(self.group_objective, "interaction_momentum", 0.0):
             return {}
         path = os.path.join(self._resumed_from or "", TENSORS_FILE)
         if not os.path.exists(path):
@@ -313,7 +353,7 @@ class GroupRobustTrainer(Trainer):
                 recording.enter_context(self._head.recording())
             outputs = split_forward(model, inputs, group_ids) if by_group else model(**inputs)
         needed: dict[str, Tensor] = {}
-        if in_training and self.objective.needs:
+        if in_training and self.group_objective.needs:
             outputs, needed = self._needed(outputs, labels, order_of_split(group_ids) if by_group else None)
         losses = self._example_losses(outputs, labels, num_items_in_batch)
         if in_training and self.robust_loss is not None and group_ids is not None:
@@ -433,7 +473,7 @@ class GroupRobustTrainer(Trainer):
     def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
         is_classes = np.issubdtype(results.predictions.dtype, np.integer)
         if is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
-            step_size = getattr(self.objective, "step_size", None)
+            step_size = getattr(self.group_objective, "step_size", None)
             self._warned_one_class = warn_if_one_class(
                 results.predictions, results.labels, step_size, self.args.learning_rate
             )
@@ -461,7 +501,7 @@ class GroupRobustTrainer(Trainer):
         """
         one_batch = self.args.gradient_accumulation_steps == 1 and self.accelerator.num_processes == 1
         return (
-            isinstance(self.objective, ERM)
+            isinstance(self.group_objective, ERM)
             and one_batch
             and self._option("forward_mode") == "joint"
             and self._model_returns_loss
@@ -484,13 +524,13 @@ class GroupRobustTrainer(Trainer):
         self._head: HeadInput | None = None
         if self.groups is None:
             return None
-        if "features" in self.objective.needs:
+        if "features" in self.group_objective.needs:
             self._head = HeadInput(self._network, self._num_outputs())
         communication = self._communication()
-        engine = self._gradient_engine(communication) if self.objective.needs_gradients else None
+        engine = self._gradient_engine(communication) if self.group_objective.needs_gradients else None
         late = self.args.gradient_accumulation_steps > 1 or isinstance(engine, TensorHookEngine)
         return GroupRobustLoss(
-            self.objective,
+            self.group_objective,
             self.groups,
             engine.parameters if engine is not None else [],
             engine=engine,
@@ -532,7 +572,7 @@ class GroupRobustTrainer(Trainer):
         self._tensor_hooks = None
         parameters = list(self._gradient_scope().values())
         # The fast engine needs one forward pass of the whole batch, and one coefficient for each group.
-        regular = self._option("forward_mode") == "joint" and type(self.objective).loss is Objective.loss
+        regular = self._option("forward_mode") == "joint" and type(self.group_objective).loss is Objective.loss
         if engine == "per_group" or not regular:
             return PerGroupEngine(parameters)
         return AutoEngine(self._network, parameters, engine, communication.all_agree)
@@ -549,13 +589,13 @@ class GroupRobustTrainer(Trainer):
                 "CUDA_VISIBLE_DEVICES to a single GPU."
             )
         require_that_fsdp_runs(self.accelerator)
-        if self.objective.needs_gradients:
+        if self.group_objective.needs_gradients:
             engine, timing = self._option("gradient_engine"), self._option("weight_timing")
-            require_supported(self.objective.name, self._network, self.args, self.accelerator, engine, timing)
-        if not self._group_columns and not isinstance(self.objective, ERM):
+            require_supported(self.group_objective.name, self._network, self.args, self.accelerator, engine, timing)
+        if not self._group_columns and not isinstance(self.group_objective, ERM):
             raise ValueError(
-                f"objective={self.objective.name!r} needs to know the groups: set group_column to the column that "
-                "tells an example's group. Only objective='erm' does without."
+                f"objective={self.group_objective.name!r} needs to know the groups: set group_column to the column "
+                "that tells an example's group. Only objective='erm' does without."
             )
 
     def _read_training_groups(self) -> None:
@@ -576,12 +616,12 @@ class GroupRobustTrainer(Trainer):
             self.groups = stream_groups(self.train_dataset, self._group_columns, self._given_groups)
         elif self._group_columns and self.train_dataset is not None:
             read = training_columns(self.train_dataset, self._group_columns, self.label_names)
-            smallest = 1 if isinstance(self.objective, ERM) else self._option("min_group_size")
+            smallest = 1 if isinstance(self.group_objective, ERM) else self._option("min_group_size")
             self.groups, self._train_group_ids = training_groups(
                 read, self._group_columns, self._given_groups, smallest
             )
             self._check_labels(read)
-        if self.groups is not None and "class_counts" in self.objective.needs:
+        if self.groups is not None and "class_counts" in self.group_objective.needs:
             self._count_classes(read)
         self.eval_groups = EvaluationGroups(self._group_columns, self._option("eval_group_column"), self.groups)
 
@@ -596,8 +636,8 @@ class GroupRobustTrainer(Trainer):
         label = self._label_column(read)
         if not self._may_be_classification() or self._num_outputs() == 1:
             raise ValueError(
-                f"objective={self.objective.name!r} compares predicted probabilities of classes, but this model has "
-                f"problem_type {getattr(getattr(self.model, 'config', None), 'problem_type', None)!r} and "
+                f"objective={self.group_objective.name!r} compares predicted probabilities of classes, but this model "
+                f"has problem_type {getattr(getattr(self.model, 'config', None), 'problem_type', None)!r} and "
                 f"{self._num_outputs()} output(s). Use 'irm', 'coral' or another objective for regression and "
                 "multi-label problems."
             )
@@ -660,7 +700,7 @@ class GroupRobustTrainer(Trainer):
                 batch_key=self.group_key,
                 group_columns=[name for name in columns if name not in self._model_columns],
                 optional=not is_training,
-                in_group_order=is_training and self.objective.needs_gradients,
+                in_group_order=is_training and self.group_objective.needs_gradients,
             )
         try:
             yield

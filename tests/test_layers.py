@@ -9,7 +9,7 @@ import hf_cgd
 
 PACKAGE = Path(hf_cgd.__file__).parent
 LAYERS = [
-    ["columns", "communication", "functional", "group_history", "guard_rails", "losses"],
+    ["columns", "communication", "functional", "group_history", "guard_rails", "losses", "tables"],
     ["groups", "forward_pass", "interactions", "sampling", "objectives.base", "pooled_rows", "gradients.scope", "gradients.surrogate",
      "metrics.intervals"],
     ["gradients.layer_gradients", "gradients.per_group", "head"],
@@ -26,7 +26,12 @@ LAYERS = [
     ["tasks"],
     ["config", "evaluation", "callbacks", "checkpoints", "plots", "cards", "sharding"],
     ["trainer"],
-    ["launch", "cli"],
+    ["launch"],
+    ["experiments.grid"],
+    ["experiments.selection"],
+    ["experiments.runner", "experiments.summary"],
+    ["experiments.presets"],
+    ["experiments", "experiments.__main__"],
     [""],
 ]  # fmt: skip
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -225,7 +225,7 @@ def test_plain_training_arguments_and_an_objective(tmp_path: Any) -> None:
         tiny_distilbert(), args, train_dataset=text_dataset(), objective=CGD(step_size=0.1), group_column="group"
     )
     run.train()
-    assert run.objective == CGD(step_size=0.1) and run.robust_loss.updates == 2
+    assert run.group_objective == CGD(step_size=0.1) and run.robust_loss.updates == 2
     with pytest.raises(ValueError, match="objective must be one of"):
         GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset(), objective="x", group_column="group")
 

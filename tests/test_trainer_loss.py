@@ -442,12 +442,12 @@ def test_hyperparameters_set_between_runs_reach_the_objective(trainer: Build) ->
     run = trainer({"step_size": 0.1})
     run.args.step_size = 0.7
     run.train()
-    assert run.objective == CGD(step_size=0.7) == run.robust_loss.objective
+    assert run.group_objective == CGD(step_size=0.7) == run.robust_loss.objective
 
 
 def test_plain_arguments_default_to_cgd(tmp_path: Any) -> None:
     args = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
     assert (
-        GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset(), group_column="group").objective
+        GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset(), group_column="group").group_objective
         == CGD()
     )

@@ -17,6 +17,8 @@ OBJECTIVES: dict[str, type[Objective]] = {cls.name: cls for cls in (ERM, ERMUW, 
 KNOBS: tuple[str, ...] = tuple(dict.fromkeys(f.name for cls in OBJECTIVES.values() for f in fields(cls)))
 """Every knob that some objective has; `GroupRobustConfig` has a field for each."""
 
+SEARCHED_KNOBS = ("step_size", "penalty_weight")
+
 
 def build_objective(name: str, knobs: Mapping[str, Any] | None = None) -> Objective:
     """The objective of that name with the knobs that are not None.
@@ -37,6 +39,12 @@ def build_objective(name: str, knobs: Mapping[str, Any] | None = None) -> Object
     return OBJECTIVES[name](**given)
 
 
+def searched_knob(objective: str) -> str | None:
+    """The knob of an objective whose value the CGD paper searches for all data sets, None where it has none."""
+    own = [f.name for f in fields(build_objective(objective))]
+    return next((knob for knob in SEARCHED_KNOBS if knob in own), None)
+
+
 __all__ = [
     "CGD",
     "CORAL",
@@ -52,4 +60,5 @@ __all__ = [
     "Objective",
     "ObjectiveOutput",
     "build_objective",
+    "searched_knob",
 ]

@@ -11,9 +11,7 @@ all groups, leaves out a channel in place of red and blue, and keeps the ten dig
 where the text has two classes (`classes=10` gives those).
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,10 +19,7 @@ import numpy as np
 from datasets import DatasetDict
 from scipy import ndimage
 
-from hf_cgd.metrics import GroupReport
-from hf_cgd.objectives import Objective
 from hf_cgd.tasks import colored_mnist
-from hf_cgd.tasks.simple_settings import markdown, mean_and_deviation, searched_knob
 
 GROUPS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     {
@@ -34,16 +29,6 @@ GROUPS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
     }
 )
 """The settings and their groups."""
-COLUMNS = MappingProxyType(
-    {
-        ("noise", 2): "Noise-MNIST",
-        ("noise", 10): "Noise-MNIST, 10 classes",
-        ("rotation", 2): "Rotation-MNIST",
-        ("rotation", 10): "Rotation-MNIST, 10 classes",
-        ("spurious", 2): "Spurious-MNIST",
-    }
-)
-"""Titles by setting and number of classes, in the order of the table."""
 PUBLISHED: Mapping[tuple[str, str], tuple[str, str]] = MappingProxyType(
     {
         ("noise", "group_dro"): ("86.0 (1.0)", "85.9 (1.0)"),
@@ -61,9 +46,7 @@ VALIDATION_SIZE = 2000
 EVALUATION_SHARES = (0.34, 0.33, 0.33)
 DEGREES = (0, 30, 60)
 CLASSES = (2, 10)
-AVERAGE = "accuracy"
 METRIC = "worst_group_accuracy"
-RESULT_FILE = "mnist_setting.json"
 
 
 def hyperparameters(setting: str, objective: str) -> dict[str, Any]:
@@ -164,68 +147,3 @@ def turned(images: np.ndarray, degrees: float) -> np.ndarray:
     if degrees == 0 or len(images) == 0:
         return images
     return ndimage.rotate(images, degrees, axes=(1, 2), reshape=False, order=1)
-
-
-def save_result(
-    folder: str | Path, setting: str, classes: int, seed: int, objective: Objective, reports: Mapping[str, GroupReport]
-) -> None:
-    """Write to `folder` what `table` needs of a finished run.
-
-    Args:
-        folder: that of the run.
-        setting, classes, seed: see `splits_of`.
-        objective: what the run trained with.
-        reports: of "validation" and "test".
-    """
-    knob = searched_knob(objective.name)
-    numbers = {
-        f"{split}_{name}": report.overall[name] for split, report in reports.items() for name in (AVERAGE, METRIC)
-    }
-    value = None if knob is None else getattr(objective, knob)
-    run = {"setting": setting, "classes": classes, "objective": objective.name, "value": value, "seed": seed}
-    (Path(folder) / RESULT_FILE).write_text(json.dumps(run | numbers, indent=2), encoding="utf-8")
-
-
-def load_results(folder: str | Path) -> list[dict[str, Any]]:
-    """What `save_result` wrote, of all runs at any depth under a folder."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).rglob(RESULT_FILE))]
-
-
-def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """The paper's Table 2 in Markdown: average and worst group test accuracy, in per cent, over the seeds.
-
-    Of each objective the step size (or penalty weight) with the best worst group on validation, mean over its seeds.
-    Under an objective's row stand the paper's numbers, where there are any.
-
-    Args:
-        results: what `load_results` gives.
-
-    Raises:
-        ValueError: no results.
-    """
-    if not results:
-        raise ValueError("Expected the results of at least one run, but there is no finished run. Train one first.")
-    settings = [key for key in COLUMNS if any((r["setting"], r["classes"]) == key for r in results)]
-    head = [f"{COLUMNS[key]} {number}" for key in settings for number in ("average", "worst")]
-    rows = [["", *head, "chosen value, seeds"]]
-    for objective in dict.fromkeys(r["objective"] for r in results):
-        own, papers, notes = [objective], [f"{objective}, paper"], []
-        for key in settings:
-            runs = [r for r in results if (r["setting"], r["classes"], r["objective"]) == (*key, objective)]
-            best = _chosen(runs)
-            own += [
-                mean_and_deviation(100 * np.array([r[f"test_{name}"] for r in best]), 1) for name in (AVERAGE, METRIC)
-            ]
-            papers += PUBLISHED.get((key[0], objective), ("", ""))
-            values = [f"{best[0]['value']:g}"] if best and best[0]["value"] is not None else []
-            notes += [", ".join([*values, str(len(best))])] if best else []
-        rows += [[*own, "; ".join(notes)], *([[*papers, ""]] if any(papers[1:]) else [])]
-    return markdown(rows)
-
-
-def _chosen(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The runs of the value with the best worst group on validation."""
-    by_value: dict[float | None, list[Mapping[str, Any]]] = {}
-    for run in runs:
-        by_value.setdefault(run["value"], []).append(run)
-    return max(by_value.values(), key=lambda group: np.mean([r[f"validation_{METRIC}"] for r in group]), default=[])

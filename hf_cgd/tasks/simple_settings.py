@@ -12,7 +12,7 @@ text; the released code draws the group of each point.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -20,15 +20,15 @@ import torch
 
 from hf_cgd.groups import GroupInfo
 from hf_cgd.losses import CLASSIFICATION, example_losses
-from hf_cgd.objectives import build_objective
+from hf_cgd.objectives import build_objective, searched_knob
 from hf_cgd.robust_loss import GroupRobustLoss
+from hf_cgd.tables import markdown, mean_and_deviation
 
 EPOCHS = 400
 LEARNING_RATE = 0.1
 SEEDS = 6
 SEARCH = (1.0, 0.1, 0.01)
 """Values tried for the one knob of an objective that the paper searches; the worst validation group decides."""
-SEARCHED_KNOBS = ("step_size", "penalty_weight")
 
 EVALUATION_COUNTS = MappingProxyType({"validation": (340, 330, 330), "test": (3400, 3300, 3300)})
 WRONG_LABELS = 0.2
@@ -159,7 +159,7 @@ def fit(
     Args:
         setting: one of `SETTINGS`.
         objective: one of `hf_cgd.objectives.OBJECTIVES`.
-        value: of its knob among `SEARCHED_KNOBS`, None where it has none.
+        value: of its searched knob, None where it has none.
         seed: of the points and of the classifier's start.
         epochs: E, the number of steps.
         learning_rate: > 0.
@@ -197,12 +197,6 @@ def _solution(classifier: torch.nn.Linear) -> np.ndarray:
     with torch.no_grad():
         weight, bias = classifier.weight.double(), classifier.bias.double()
         return torch.cat([weight[1] - weight[0], (bias[1] - bias[0])[None]]).numpy()
-
-
-def searched_knob(objective: str) -> str | None:
-    """The knob of an objective whose value the paper searches, None where it has none."""
-    own = [f.name for f in fields(build_objective(objective))]
-    return next((knob for knob in SEARCHED_KNOBS if knob in own), None)
 
 
 def worst_group_loss(solutions: np.ndarray, points: Points) -> np.ndarray:
@@ -368,23 +362,3 @@ def point_panels(settings: Iterable[str], seed: int) -> dict[str, dict[str, tupl
             for place, group in enumerate(SETTINGS[setting].groups)
         }
     return panels
-
-
-def mean_and_deviation(values: np.ndarray, decimals: int = 3) -> str:
-    """Mean over runs [S] and, in brackets, their standard deviation; only what the number of runs allows."""
-    spread = f" ({values.std(ddof=1):.{decimals}f})" if len(values) > 1 else ""
-    return f"{values.mean():.{decimals}f}{spread}" if len(values) else ""
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, head first, numbers to the right of a left first column."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    cells = [
-        [
-            text.rjust(width) if column else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    ]
-    ruler = [("-" * width if not column else "-" * (width - 1) + ":") for column, width in enumerate(widths)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [cells[0], ruler, *cells[1:]])

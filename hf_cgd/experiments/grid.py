@@ -1,0 +1,169 @@
+"""Which runs an experiment consists of: objectives, values to choose among, conditions to compare, seeds."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from hf_cgd.objectives import KNOBS, OBJECTIVES
+
+Setting = tuple[tuple[str, Any], ...]
+"""Options and their values, in the order of the grid."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: what sets it apart from the others of its grid."""
+
+    condition: Setting
+    objective: str
+    point: Setting
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Folder of the run below that of the experiment: condition / objective and values / seed."""
+        parts = [setting_name(self.condition)] if self.condition else []
+        parts.append(" ".join([self.objective, setting_name(self.point)]).strip())
+        return "/".join([*(_as_folder(part) for part in parts), f"seed-{self.seed}"])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Runs of one recipe: each objective with each combination of the values that it has, for each seed.
+
+    Attributes:
+        recipe: path of a script that takes the options of `GroupRobustConfig` and writes `group_report.json` to its
+            `--output_dir`, as those that end with `hf_cgd.launch.run` do.
+        objectives: names among `hf_cgd.objectives.OBJECTIVES`.
+        values: {option: values}. One of them is chosen by validation. A knob of some objectives (`step_size`,
+            `adjustment`, `penalty_weight`, …) is searched for those that have it, any other option for all.
+        conditions: {option: values} that are compared, not chosen among: data sets, ratios, batch sizes. Each
+            combination has a choice of its own.
+        seeds: of the runs that are reported.
+        search_seeds: seeds that the values are chosen on; None for `seeds`. Fewer of them are cheaper: only what was
+            chosen is then run with all `seeds`.
+        options: further options of the recipe, the same for all runs.
+        objective_options: {objective: options} of its runs alone.
+        metric: what is chosen by, on the validation split, and the best epoch too: a metric of
+            `hf_cgd.metrics.group_metrics`.
+
+    Raises:
+        ValueError: an unknown objective, an empty or repeated list of values, an option that is given twice, or values
+            of a knob that none of the objectives has.
+    """
+
+    recipe: str
+    objectives: tuple[str, ...] = ("erm", "erm_uw", "group_dro", "cgd")
+    values: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    conditions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    search_seeds: tuple[int, ...] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    objective_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    metric: str = "worst_group_accuracy"
+
+    def __post_init__(self) -> None:
+        for name in ("objectives", "seeds", "search_seeds"):
+            if getattr(self, name) is not None:
+                _require_distinct(name, getattr(self, name))
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        unknown = [name for name in (*self.objectives, *self.objective_options) if name not in OBJECTIVES]
+        if unknown:
+            raise ValueError(f"Expected objectives among {', '.join(OBJECTIVES)}, got {', '.join(unknown)}.")
+        for name, choices in (*self.values.items(), *self.conditions.items()):
+            _require_distinct(name, choices)
+        sources = [self.values, self.conditions, self.options, *self.objective_options.values()]
+        reserved = {"objective", "seed", "output_dir", "resume_from_checkpoint"}
+        taken = [name for source in sources for name in source]
+        twice = sorted(
+            {name for name in self.values if name in self.conditions or name in self.options}
+            | {name for name in self.conditions if name in self.options}
+            | reserved.intersection(taken)
+        )
+        if twice:
+            raise ValueError(
+                f"Each option can be given once, and {', '.join(sorted(reserved))} are set by the grid itself, got "
+                f"{', '.join(twice)} again. Keep it in one of values, conditions and options."
+            )
+        idle = [name for name in self.values if name in KNOBS and not any(name in knobs(o) for o in self.objectives)]
+        if idle:
+            raise ValueError(
+                f"None of {', '.join(self.objectives)} has {', '.join(idle)}. Remove these values, or add an "
+                "objective that has them."
+            )
+
+    @property
+    def chosen_on(self) -> tuple[int, ...]:
+        """The seeds that values are chosen on."""
+        return self.seeds if self.search_seeds is None else self.search_seeds
+
+    def all_conditions(self) -> list[Setting]:
+        """Every combination of the conditions, a single empty one where there are none."""
+        return _combinations(self.conditions)
+
+    def points(self, objective: str) -> list[Setting]:
+        """Every combination of the values that this objective has, a single empty one where it has none."""
+        own = knobs(objective)
+        fixed = self.objective_options.get(objective, {})
+        searched = {
+            name: choices
+            for name, choices in self.values.items()
+            if (name not in KNOBS or name in own) and name not in fixed
+        }
+        return _combinations(searched)
+
+    def search_runs(self) -> list[Run]:
+        """All combinations, with the seeds that values are chosen on."""
+        return [
+            Run(condition, objective, point, seed)
+            for condition in self.all_conditions()
+            for objective in self.objectives
+            for point in self.points(objective)
+            for seed in self.chosen_on
+        ]
+
+    def all_runs(self) -> list[Run]:
+        """Those and whatever may be chosen, with the seeds that are reported, each once."""
+        seeds = dict.fromkeys((*self.chosen_on, *self.seeds))
+        return list(dict.fromkeys(replace(run, seed=seed) for run in self.search_runs() for seed in seeds))
+
+    def options_of(self, run: Run) -> dict[str, Any]:
+        """Options of the recipe for one run, without its folder."""
+        common = {name: value for name, value in self.options.items() if name not in KNOBS}
+        own = {name: value for name, value in self.options.items() if name in knobs(run.objective)}
+        particular = self.objective_options.get(run.objective, {})
+        given = {**common, **own, **particular, **dict(run.condition), **dict(run.point)}
+        return {"objective": run.objective, "seed": run.seed, **given}
+
+
+def knobs(objective: str) -> tuple[str, ...]:
+    """The options that belong to this objective."""
+    return tuple(f.name for f in fields(OBJECTIVES[objective]))
+
+
+def setting_name(setting: Setting) -> str:
+    """`step_size=0.1 weight_decay=1`, in the order of the grid."""
+    return " ".join(f"{name}={value_name(value)}" for name, value in setting)
+
+
+def value_name(value: Any) -> str:
+    """A value as a person would write it."""
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(value_name, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _as_folder(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+=-]+", "_", name)
+
+
+def _combinations(choices: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    return [tuple(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+
+
+def _require_distinct(name: str, choices: Sequence[Any]) -> None:
+    folders = [_as_folder(value_name(choice)) for choice in choices]
+    if isinstance(choices, str) or not folders or len(set(folders)) < len(folders):
+        raise ValueError(f"{name}: expected a list of one or more different values, got {choices!r}.")

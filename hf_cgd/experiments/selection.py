@@ -1,0 +1,114 @@
+"""The paper's rule of choice (section 5.2): the values with the best worst group on validation."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hf_cgd.experiments.grid import Grid, Run, Setting
+from hf_cgd.metrics import lower_is_better
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run says of itself.
+
+    Attributes:
+        run: which one.
+        metrics: by split ("validation", "test"): metrics over all groups, of the epoch that was best on validation.
+        groups: by split: the rows of the table of groups (`GroupReport.to_dict()["groups"]`).
+        seconds: from start to end, as far as this was not interrupted.
+    """
+
+    run: Run
+    metrics: Mapping[str, Mapping[str, float]]
+    groups: Mapping[str, Sequence[Mapping[str, Any]]]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The values chosen for one objective under one condition, and the runs with them.
+
+    Attributes:
+        point: what was chosen, () where there was nothing to choose.
+        score: mean of the metric on validation, over the seeds that it was chosen on.
+        candidates: number of combinations that it was chosen among.
+        results: finished runs of this point, one for each seed of the grid that has finished.
+    """
+
+    condition: Setting
+    objective: str
+    point: Setting
+    score: float
+    candidates: int
+    results: tuple[RunResult, ...]
+
+    def test_values(self, metric: str, split: str = "test") -> np.ndarray:
+        """A metric of the reported runs, [S]."""
+        return np.array([result.metrics[split][metric] for result in self.results], dtype=float)
+
+
+def choose(grid: Grid, results: Sequence[RunResult]) -> list[Choice]:
+    """The best values of each objective under each condition, by the mean of `grid.metric` on validation.
+
+    Only points whose runs have finished with all the seeds of the choice, with a finite score, take part; among equal
+    ones the first in the order of the grid wins. An objective without such a point has no choice.
+
+    Args:
+        grid: what was run.
+        results: of its finished runs, in any order.
+
+    Raises:
+        ValueError: a result without a validation split or without the metric.
+    """
+    known = {result.run: result for result in results}
+    choices = []
+    for condition in grid.all_conditions():
+        for objective in grid.objectives:
+            scored = [
+                (point, score)
+                for point in grid.points(objective)
+                if (score := _score(grid, condition, objective, point, known)) is not None
+            ]
+            if not scored:
+                continue
+            sign = -1 if lower_is_better(grid.metric) else 1
+            point, score = max(scored, key=lambda pair: sign * pair[1])
+            runs = [Run(condition, objective, point, seed) for seed in grid.seeds]
+            own = tuple(known[run] for run in runs if run in known)
+            choices.append(Choice(condition, objective, point, score, len(scored), own))
+    return choices
+
+
+def reported_runs(grid: Grid, choices: Sequence[Choice]) -> list[Run]:
+    """What was chosen, with all seeds that are reported."""
+    return [Run(choice.condition, choice.objective, choice.point, seed) for choice in choices for seed in grid.seeds]
+
+
+def _score(
+    grid: Grid, condition: Setting, objective: str, point: Setting, known: Mapping[Run, RunResult]
+) -> float | None:
+    """Mean over the seeds of the choice, None where a run is missing or its score is not finite."""
+    runs = [Run(condition, objective, point, seed) for seed in grid.chosen_on]
+    if any(run not in known for run in runs):
+        return None
+    scores = [validation_score(known[run], grid.metric) for run in runs]
+    return float(np.mean(scores)) if all(map(math.isfinite, scores)) else None
+
+
+def validation_score(result: RunResult, metric: str) -> float:
+    """The metric on validation.
+
+    Raises:
+        ValueError: the run has no validation split, or not this metric.
+    """
+    found = result.metrics.get("validation", {})
+    if metric not in found:
+        raise ValueError(
+            f"{result.run.name}: expected {metric!r} of a validation split, got {sorted(found) or 'no such split'}. "
+            "Values are chosen on validation: give the recipe a validation split, or set metric to one of these."
+        )
+    return found[metric]

@@ -1,0 +1,134 @@
+"""What an experiment comes to: the table of the paper's kind, all that was tried, and pictures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hf_cgd.experiments.grid import Grid, Run, Setting, setting_name
+from hf_cgd.experiments.selection import Choice, RunResult
+from hf_cgd.metrics import GroupReport, GroupRow
+from hf_cgd.plots import comparison_figure, sweep_figure
+from hf_cgd.tables import mean_and_deviation
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = ("accuracy", "worst_group_accuracy")
+"""Average and worst group, as in the paper."""
+
+Published = Mapping[tuple[str, str], Sequence[str]]
+"""The paper's cells by name of the condition and objective."""
+
+
+def result_rows(
+    choices: Sequence[Choice],
+    columns: Sequence[str] = COLUMNS,
+    published: Published | None = None,
+    split: str = "test",
+) -> list[list[str]]:
+    """Cells of the table of results: a row for each objective, under it the paper's; for each condition the columns.
+
+    Mean (standard deviation) over the seeds; accuracies in per cent. The last column tells the chosen values, and how
+    many seeds there are.
+
+    Args:
+        choices: what `choose` gives.
+        columns: metrics to show.
+        published: numbers to set beside.
+        split: where the metrics are from.
+    """
+    conditions = list(dict.fromkeys(choice.condition for choice in choices))
+    head = [f"{setting_name(condition)} {column}".strip() for condition in conditions for column in columns]
+    rows = [["", *head, "chosen, seeds"]]
+    for objective in dict.fromkeys(choice.objective for choice in choices):
+        own, papers, notes = [objective], [f"{objective}, paper"], []
+        for condition in conditions:
+            choice = next((c for c in choices if (c.condition, c.objective) == (condition, objective)), None)
+            own += [_cell(choice, column, split) for column in columns]
+            papers += (published or {}).get((setting_name(condition), objective), [""] * len(columns))
+            notes += [_note(choice)] if choice is not None else []
+        rows.append([*own, "; ".join(dict.fromkeys(notes))])
+        if any(papers[1:]):
+            rows.append([*papers, ""])
+    return rows
+
+
+def search_rows(
+    grid: Grid, results: Sequence[RunResult], choices: Sequence[Choice], split: str = "test"
+) -> list[list[str]]:
+    """Cells of the table of all that was tried: the metric of the choice on validation and, for the record, on test.
+
+    Means over the seeds of the choice. The chosen values are marked with an asterisk; those with unfinished runs say
+    how many have finished.
+    """
+    known = {result.run: result for result in results}
+    chosen = {(choice.condition, choice.objective, choice.point) for choice in choices}
+    rows = [["condition", "objective", "values", f"validation {grid.metric}", f"{split} {grid.metric}", "seeds"]]
+    for condition in grid.all_conditions():
+        for objective in grid.objectives:
+            for point in grid.points(objective):
+                runs = [Run(condition, objective, point, seed) for seed in grid.chosen_on]
+                finished = [known[run] for run in runs if run in known]
+                mark = " *" if (condition, objective, point) in chosen and point else ""
+                done = f"{len(finished)}" if len(finished) == len(runs) else f"{len(finished)} of {len(runs)}"
+                cells = [_mean(finished, grid.metric, name) for name in ("validation", split)]
+                rows.append([setting_name(condition), objective, setting_name(point) + mark, *cells, done])
+    if not grid.conditions:
+        rows = [row[1:] for row in rows]
+    return rows
+
+
+def reported_split(results: Iterable[RunResult]) -> str:
+    """The split that results are reported on: "test" where every run has one, else "validation"."""
+    return "test" if all("test" in result.metrics for result in results) else "validation"
+
+
+def accuracy_figure(choices: Sequence[Choice], condition: Setting, split: str = "test") -> "Figure":
+    """Accuracies of the groups under each objective, of the chosen values, with their spread over the seeds."""
+    reports = {
+        choice.objective: [_report(result, split, choice.objective) for result in choice.results]
+        for choice in choices
+        if choice.condition == condition and choice.results
+    }
+    return comparison_figure(reports, title=setting_name(condition) or None)
+
+
+def condition_figure(choices: Sequence[Choice], metric: str, split: str = "test") -> "Figure":
+    """The metric against the one condition of the grid, a number: a line for each objective, bands of standard errors.
+
+    Raises:
+        ValueError: no or several conditions, or one that is not a number.
+    """
+    curves: dict[str, dict[float, np.ndarray]] = {}
+    names = set()
+    for choice in choices:
+        if len(choice.condition) != 1 or not isinstance(choice.condition[0][1], (int, float)):
+            raise ValueError(f"Expected one condition that is a number, got {setting_name(choice.condition)!r}.")
+        names.add(choice.condition[0][0])
+        if choice.results:
+            curves.setdefault(choice.objective, {})[choice.condition[0][1]] = choice.test_values(metric, split)
+    return sweep_figure(curves, xlabel=names.pop(), ylabel=metric.replace("_", " "))
+
+
+def _report(result: RunResult, split: str, objective: str) -> GroupReport:
+    return GroupReport(tuple(GroupRow(**row) for row in result.groups[split]), result.metrics[split], objective)
+
+
+def _cell(choice: Choice | None, column: str, split: str) -> str:
+    if choice is None or any(column not in result.metrics[split] for result in choice.results):
+        return ""
+    return _in_units(choice.test_values(column, split), column)
+
+
+def _mean(results: Sequence[RunResult], metric: str, split: str) -> str:
+    values = [result.metrics.get(split, {}).get(metric, np.nan) for result in results]
+    return _in_units(np.array(values, dtype=float), metric)
+
+
+def _in_units(values: np.ndarray, metric: str) -> str:
+    return mean_and_deviation(100 * values, 1) if "accuracy" in metric else mean_and_deviation(values)
+
+
+def _note(choice: Choice) -> str:
+    return ", ".join(part for part in (setting_name(choice.point), str(len(choice.results))) if part)
