@@ -3,6 +3,7 @@
 import argparse
 import logging
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -217,5 +218,11 @@ def _show(preset: Preset, outcome: Outcome, folder: Path) -> None:
         print("Picture:", *save_figure(figure, folder / f"{name}.png"))
 
 
+def _stop(*_: Any) -> None:
+    """An orderly end where the program is told to stop, so that its runs stop as well."""
+    raise SystemExit("Stopped. The same command goes on.")
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)
     sys.exit(main())

@@ -44,9 +44,9 @@ class Preset:
     published: Published = field(default_factory=dict)
 
     def quick(self) -> "Preset":
-        """The same with the fields of `fast`."""
+        """The same with the fields of `fast`, and without the paper's numbers, which are of other runs."""
         options = {**self.grid.options, **self.fast.get("options", {})}
-        return replace(self, grid=replace(self.grid, **{**self.fast, "options": options}))
+        return replace(self, grid=replace(self.grid, **{**self.fast, "options": options}), published={})
 
 
 def _searched(**more: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
