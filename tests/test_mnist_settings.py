@@ -13,8 +13,6 @@ import torch
 from datasets import Dataset
 from test_tasks import write_mnist
 
-from hf_cgd import CGD, ERM
-from hf_cgd.metrics import GroupReport
 from hf_cgd.tasks import colored_mnist, mnist_settings
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "mnist_settings.py"
@@ -168,38 +166,6 @@ def test_hyperparameters() -> None:
     assert mnist_settings.hyperparameters("rotation", "cgd") == colored_mnist.hyperparameters("cgd")
 
 
-# ---- Table 2 --------------------------------------------------------------------------------------------------------
-
-
-def report(objective: str, accuracy: float, worst: float) -> GroupReport:
-    return GroupReport((), {"accuracy": accuracy, "worst_group_accuracy": worst, "loss": 1.0}, objective)
-
-
-def test_table_chooses_on_validation_and_shows_test(tmp_path: Path) -> None:
-    """Step .1 is better on validation (.80 against .70), step 1 on test."""
-    runs = [(1.0, 0, 0.7, 0.95), (1.0, 1, 0.7, 0.95), (0.1, 0, 0.75, 0.88), (0.1, 1, 0.85, 0.90)]
-    for place, (step, seed, validation, test) in enumerate(runs):
-        folder = tmp_path / "noise" / str(place)
-        folder.mkdir(parents=True)
-        reports = {"validation": report("cgd", 0.99, validation), "test": report("cgd", test + 0.01, test)}
-        mnist_settings.save_result(folder, "noise", 2, seed, CGD(step_size=step), reports)
-    (tmp_path / "erm").mkdir()
-    reports = {"validation": report("erm", 0.9, 0.5), "test": report("erm", 0.9, 0.5)}
-    mnist_settings.save_result(tmp_path / "erm", "rotation", 10, 0, ERM(), reports)
-    assert mnist_settings.table(mnist_settings.load_results(tmp_path)).splitlines() == [
-        "|            | Noise-MNIST average | Noise-MNIST worst | Rotation-MNIST, 10 classes average | Rotation-MNIST, 10 classes worst | chosen value, seeds |",
-        "| ---------- | ------------------: | ----------------: | ---------------------------------: | -------------------------------: | ------------------: |",
-        "| erm        |                     |                   |                               90.0 |                             50.0 |                   1 |",
-        "| cgd        |          90.0 (1.4) |        89.0 (1.4) |                                    |                                  |              0.1, 2 |",
-        "| cgd, paper |          88.9 (1.0) |        88.8 (1.0) |                         92.1 (0.6) |                       85.0 (0.7) |                     |",
-    ]
-
-
-def test_table_of_nothing_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no finished run"):
-        mnist_settings.table(mnist_settings.load_results(tmp_path))
-
-
 # ---- The recipe -----------------------------------------------------------------------------------------------------
 
 
@@ -216,27 +182,19 @@ def test_recipe(
     write_mnist(tmp_path, ".gz", train=80, test=20)
     size = ["--data_dir", str(tmp_path), "--train_counts", "25", "25", "10", "--validation_size", "20"]
     quiet = ["--use_cpu", "--disable_tqdm", "true", "--max_steps", "2", "--report_to", "none"]
-    small = ["--model", "resnet10t", "--per_device_train_batch_size", "30", "--results", str(tmp_path / "runs")]
+    small = ["--model", "resnet10t", "--per_device_train_batch_size", "30", "--output_dir", str(tmp_path / "runs")]
     main = runpy.run_path(str(RECIPE))["main"]
     trainer = main([*size, *quiet, *small, *options, "--step_size", "0.1"])
     assert trainer.state.global_step == 2 and type(trainer.optimizer.optimizer).__name__ == "SGD"
     assert dict(zip(trainer.groups.names, trainer.groups.counts, strict=True)) == dict(
         zip(group_names, (25, 25, 10), strict=True)
     )
-    (path,) = tmp_path.rglob(mnist_settings.RESULT_FILE)
-    assert path.parent.name == f"{options[-1]}-0.1-42"
-    found = json.loads(path.read_text())
     test = trainer.group_report("test").overall
-    assert found["test_worst_group_accuracy"] == test["worst_group_accuracy"] and found["value"] == 0.1
-    shown = mnist_settings.table([found])
-    assert shown in capsys.readouterr().out
-    assert main(["--table", "--results", str(tmp_path / "runs"), "--use_cpu"]) is None
-    assert shown in capsys.readouterr().out
+    assert f"worst_group_accuracy {test['worst_group_accuracy']:.3f}" in capsys.readouterr().out
+    assert json.loads((tmp_path / "runs/group_report.json").read_text())["test"]["overall"] == test
 
 
-def test_recipe_without_data_or_runs(tmp_path: Path) -> None:
+def test_recipe_without_data(tmp_path: Path) -> None:
     main = runpy.run_path(str(RECIPE))["main"]
     with pytest.raises(SystemExit, match="train-images-idx3-ubyte"):
         main(["--data_dir", str(tmp_path), "--use_cpu", "--output_dir", str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match="there is no finished run. Train one first"):
-        main(["--table", "--results", str(tmp_path), "--use_cpu"])

@@ -1,0 +1,71 @@
+"""`hyperparameter_search` compares trials by their worst group, each like a run of its own."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import text_dataset, tiny_distilbert
+
+from hf_cgd import GroupRobustTrainer
+
+optuna = pytest.importorskip("optuna")
+
+Build = Callable[..., GroupRobustTrainer]
+STEP_SIZES = (0.01, 3.0)
+ARGS: dict[str, Any] = {
+    "objective": "group_dro", "max_steps": 6, "eval_strategy": "steps", "eval_steps": 2, "learning_rate": 0.05,
+}  # fmt: skip
+
+
+@pytest.fixture
+def searching(trainer: Build, tmp_path: Path) -> Build:
+    def build(**args: Any) -> GroupRobustTrainer:
+        return trainer(
+            ARGS | args,
+            model_init=lambda trial=None: tiny_distilbert(),
+            train_dataset=text_dataset(24, seed=0),
+            eval_dataset=text_dataset(24, seed=5),
+        )
+
+    return build
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {"step_size": trial.suggest_categorical("step_size", list(STEP_SIZES))}
+
+
+def search(built: GroupRobustTrainer, **options: Any) -> Any:
+    sampler = optuna.samplers.GridSampler({"step_size": list(STEP_SIZES)})
+    return built.hyperparameter_search(space, n_trials=2, backend="optuna", sampler=sampler, **options)
+
+
+@pytest.mark.parametrize("metric", [None, "worst_group_loss"])
+def test_trials_are_runs_of_their_own_and_their_best_evaluation_counts(searching: Build, metric: str | None) -> None:
+    chosen = {} if metric is None else {"metric_for_best_model": metric}
+    values, weights = {}, {}
+    for step_size in STEP_SIZES:
+        alone = searching(step_size=step_size, **chosen)
+        alone.train()
+        name = f"eval_{metric or 'worst_group_accuracy'}"
+        seen = [entry[name] for entry in alone.state.log_history if name in entry]
+        assert len(seen) == 3
+        values[step_size] = max(seen) if metric is None else min(seen)
+        weights[step_size] = alone.group_weights
+    best = max(values, key=lambda step: values[step] if metric is None else -values[step])
+    built = searching(**chosen)
+    found = search(built)
+    assert found.objective == values[best]
+    assert built.group_objective.step_size in STEP_SIZES and built.objective in values.values()
+    assert built.group_weights is not None
+    assert built.group_weights.tolist() == weights[built.group_objective.step_size].tolist()
+
+
+def test_a_comparison_of_ones_own(searching: Build) -> None:
+    found = search(searching(), compute_objective=lambda metrics: metrics["eval_accuracy"], direction="maximize")
+    assert 0 <= found.objective <= 1
+
+
+def test_a_metric_that_is_not_there_is_named(searching: Build) -> None:
+    with pytest.raises(ValueError, match="'eval_worst_group_pearson' to compare trials by, got .*eval_accuracy"):
+        search(searching(metric_for_best_model="worst_group_pearson"))
