@@ -58,10 +58,13 @@ class PGI(PenaltyObjective):
             return None
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # A logit of -inf (a class that is ruled out) would make 0 * inf of a divergence.
-        log_probabilities = precise.log_softmax(dim=1).clamp_min(torch.finfo(precise.dtype).min / 4)
+        lowest = torch.finfo(precise.dtype).min / 4
+        log_probabilities = precise.log_softmax(dim=1).clamp_min(lowest)
         place = torch.zeros_like(counts, dtype=torch.long)
         place[met] = torch.arange(len(met), device=met.device)
-        log_sums = log_sums_by_group(log_probabilities, place[cells], len(met))
+        # No row of -inf: XLA makes it NaN in logsumexp.
+        log_sums = log_sums_by_group(log_probabilities, place[cells], len(met)).clamp_min(lowest)
         log_sums = torch.logsumexp(batch.communication.stacked(log_sums), dim=0)
         log_means = log_sums - counts[met].clamp_min(1).log().to(log_sums)[:, None]
+        log_means = log_means.masked_fill((counts[met] == 0)[:, None], float("-inf"))
         return pgi_divergence(log_means, classes, largest)
