@@ -97,11 +97,9 @@ def exponentiated_step(alpha: Tensor, exponents: Tensor, present: Tensor, min_we
         the new weights [K]. The mass of the present groups is taken as 1 - that of the absent ones, so that rounding
         never accumulates.
     """
-    if not bool(present.any()):
-        return alpha.clone()
     logits = alpha.clamp_min(torch.finfo(alpha.dtype).tiny).log() + exponents
     shares = torch.softmax(logits.masked_fill(~present, float("-inf")), dim=0)
-    mass = 1 - alpha[~present].sum()
+    mass = 1 - alpha.masked_fill(present, 0.0).sum()
     floored = (mass * shares).clamp_min(min_weight).masked_fill(~present, 0.0)
     return torch.where(present, mass * floored / floored.sum(), alpha)
 
@@ -142,6 +140,7 @@ def cgd_step(
     interaction: str = "sum",
     min_weight: float = 0.0,
     self_products: Tensor | None = None,
+    validate: bool = True,
 ) -> Tensor:
     """CGD: alpha_i <- alpha_i exp(eta_a sum_j (l_i l_j)^p cos(g_i, g_j)), normalised (equation 5).
 
@@ -159,6 +158,7 @@ def cgd_step(
         self_products: [K], estimates of <g_i, g_i> without the noise in it (`merge_halves`). In place of the paper's
             1 (for None) cos(g_i, g_i) is self_products_i / <g_i, g_i>, kept within [0, 1]; with
             `scaling="gradient"` the self term is that times <g_i, g_i>.
+        validate: whether the losses are looked at, for which one has to wait where they are still being computed.
 
     Raises:
         ValueError: a negative loss under `scaling="loss"`, where (l_i l_j)^p is not defined.
@@ -170,7 +170,8 @@ def cgd_step(
         shares = (self_products / squares.where(squares > 0, 1.0)).clamp(0, 1)
         similarities = similarities.diagonal_scatter(similarities.diagonal() * shares)
     if scaling == "loss":
-        require_nonnegative(losses.masked_fill(~present, 0.0))
+        if validate:
+            require_nonnegative(losses.masked_fill(~present, 0.0))
         scaled = (losses + adjustments) ** exponent
         interactions = scaled[:, None] * scaled[None, :] * similarities
     else:
@@ -216,22 +217,28 @@ def pgi_divergence(log_means: Tensor, classes: Tensor, largest: Tensor) -> Tenso
     same in a smaller group (appendix "More Technical Details", after Ahmed et al., ICLR 2021).
 
     Args:
-        log_means: [M, C] log of the mean probabilities, one row for each pair of a class and a group with examples.
+        log_means: [M, C] log of the mean probabilities, one row for each pair of a class and a group with examples. A
+            row of -inf stands for a pair without, and takes no part.
         classes: [M] class of each row, in [0, C).
-        largest: [M] booleans: whether the row's group is its class's largest; true for at most one row of a class.
+        largest: [M] booleans: whether the row's group is its class's largest; true for at most one row of a class, one
+            with examples.
 
     Returns:
         a scalar >= 0. A class whose largest group, or all of whose smaller groups, have no row adds nothing.
     """
-    place = torch.full((log_means.shape[1],), -1, device=classes.device)
-    place[classes[largest]] = largest.nonzero().flatten()
-    reference = place[classes]
-    compared = ~largest & (reference >= 0)
-    log_q, log_p = log_means[compared], log_means[reference[compared]]
+    num_classes = log_means.shape[1]
+    rows = torch.where(largest, torch.arange(len(classes), device=classes.device), -1)
+    places = torch.full((num_classes,), -1, device=classes.device).scatter_reduce(0, classes, rows, "amax")
+    reference = places[classes]
+    compared = ~largest & (reference >= 0) & ~(log_means == float("-inf")).all(dim=1)
+    log_q = torch.where(compared[:, None], log_means, 0.0)
+    log_p = torch.where(compared[:, None], log_means[reference.clamp_min(0)], 0.0)
     divergences = (log_q.exp() * (log_q - log_p)).sum(dim=1)
     # Rounding may leave -1e-9; the correction keeps the gradient, which a clamp would cut.
     divergences = divergences + (divergences.clamp_min(0) - divergences).detach()
-    return group_means(divergences, classes[compared], log_means.shape[1])[0].sum()
+    none = divergences.new_zeros(num_classes)
+    counts = none.index_add(0, classes, compared.to(none))
+    return (none.index_add(0, classes, divergences) / counts.clamp_min(1)).sum()
 
 
 def scale_gradients(losses: Tensor, logits: Tensor) -> Tensor:
@@ -283,11 +290,11 @@ def irm_penalty(half_sums: Tensor, half_counts: Tensor) -> Tensor:
         a scalar. Groups with fewer than two examples, and so with an empty half, are left out of the mean.
     """
     both = (half_counts > 0).all(dim=0)
-    first, second = half_sums[:, both] / half_counts[:, both].to(half_sums)
-    return (first * second).sum() / max(len(first), 1)
+    first, second = half_sums / half_counts.clamp_min(1).to(half_sums)
+    return torch.where(both, first * second, 0.0).sum() / both.sum().clamp_min(1)
 
 
-def coral_distance(means: Tensor, covariances: Tensor) -> Tensor:
+def coral_distance(means: Tensor, covariances: Tensor, compared: Tensor | None = None) -> Tensor:
     """CORAL: mean over pairs of groups of the squared distances of feature means and of feature covariances.
 
     A squared distance is taken per entry, |m_i - m_j|^2 / D + |C_i - C_j|_F^2 / D^2, so that a weight means the same
@@ -296,10 +303,13 @@ def coral_distance(means: Tensor, covariances: Tensor) -> Tensor:
     Args:
         means: [G, D] of each group, G >= 1.
         covariances: [G, D, D] of each group, unbiased.
+        compared: [G] booleans, which groups are in pairs; None for all.
 
     Returns:
         a scalar >= 0; 0 for a single group.
     """
+    if compared is not None:
+        return _coral_distance_of(means, compared) + _coral_distance_of(covariances, compared)
 
     def over_pairs(statistics: Tensor) -> Tensor:
         # The mean over the pairs of |x_i - x_j|^2 is 2 / (G - 1) times the sum of |x_i - mean|^2.
@@ -307,6 +317,15 @@ def coral_distance(means: Tensor, covariances: Tensor) -> Tensor:
         return 2 * squares / max(len(statistics) - 1, 1)
 
     return over_pairs(means) + over_pairs(covariances)
+
+
+def _coral_distance_of(statistics: Tensor, compared: Tensor) -> Tensor:
+    """One term of `coral_distance`, with a shape that does not depend on which groups are compared."""
+    chosen = compared.view([-1] + [1] * (statistics.ndim - 1))
+    number = compared.sum()
+    mean = torch.where(chosen, statistics, 0.0).sum(dim=0) / number.clamp_min(1)
+    squares = torch.where(chosen, statistics - mean, 0.0).square().flatten(1).mean(dim=1).sum()
+    return 2 * squares / (number - 1).clamp_min(1)
 
 
 def require_nonnegative(losses: Tensor, group_names: Sequence[str] | None = None) -> None:

@@ -19,10 +19,13 @@ class GroupInteractions:
 
     Args:
         num_groups: K.
+        device, dtype: where the sums are kept.
     """
 
-    def __init__(self, num_groups: int) -> None:
-        self._sums = torch.zeros(num_groups, num_groups, dtype=torch.float64)
+    def __init__(
+        self, num_groups: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float64
+    ) -> None:
+        self._sums = torch.zeros(num_groups, num_groups, dtype=dtype).to(device)
         self._counts = torch.zeros_like(self._sums)
 
     def observe(self, gram: Tensor, present: Tensor) -> None:
@@ -34,7 +37,7 @@ class GroupInteractions:
     @property
     def cosines(self) -> Tensor:
         """Means [K, K], float64 in [-1, 1]; NaN for two groups that were never seen in the same update."""
-        return self._sums / self._counts
+        return self._sums.to("cpu", torch.float64) / self._counts.to("cpu", torch.float64)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready and exact."""

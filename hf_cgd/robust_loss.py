@@ -11,11 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.communication import Communication
-from hf_cgd.functional import group_counts_of, merge_halves
-from hf_cgd.gradients import AutoEngine, GroupGradients, PerGroupEngine, TensorHookEngine, gram_matrix
+from hf_cgd.functional import group_counts_of, merge_halves, require_nonnegative
+from hf_cgd.gradients import (
+    AutoEngine,
+    GroupGradients,
+    PerGroupEngine,
+    TensorHookEngine,
+    gram_matrix,
+    gram_on_device,
+)
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import GroupRobustWarning, PenaltyMonitor, WeightMonitor
 from hf_cgd.interactions import MAX_GROUPS, GroupInteractions
+from hf_cgd.late_checks import LateChecks
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
 from hf_cgd.objectives.base import require_one_of
 from hf_cgd.objectives.penalty import PenaltyObjective
@@ -55,10 +63,14 @@ class GroupRobustLoss:
             gradients are taken under it as well, and small ones survive float16; None for none.
         nonfinite: what to do where the loss or gradient of a group is not finite: "skip" leaves the weights as they
             are, warns once and counts in `skipped_updates`; "raise" raises a FloatingPointError.
+        keep_on: a device on which weights and statistics stay, in float32, in steps whose shapes depend on no value:
+            for XLA, which compiles a step once and runs it without a wait (an `AutoEngine` needs `static`). Warnings,
+            errors about losses and the counters then come with `drain_group_losses` or `state_dict`, which do wait.
+            None: statistics go to the CPU, where the weights are formed in float64.
 
     Raises:
         ValueError: an objective that needs gradients without parameters, or one that needs counts without them, or
-            larger groups.
+            larger groups; with `keep_on`, options whose shapes depend on values.
     """
 
     def __init__(
@@ -72,6 +84,7 @@ class GroupRobustLoss:
         communication: Communication | None = None,
         loss_scale: Callable[[], float] | None = None,
         nonfinite: str = "skip",
+        keep_on: torch.device | None = None,
     ) -> None:
         require_one_of("nonfinite", nonfinite, NONFINITE)
         if weight_timing not in WEIGHT_TIMINGS:
@@ -89,10 +102,18 @@ class GroupRobustLoss:
             )
         if isinstance(engine, TensorHookEngine):
             _refuse_for_tensor_hooks(objective, weight_timing)
+        if keep_on is not None:
+            _refuse_for_static_shapes(objective, isinstance(engine, TensorHookEngine) or loss_scale is not None)
         _require_groups_for(objective, groups)
+        self._static = keep_on is not None
+        self._device = keep_on or torch.device("cpu")
+        self._dtype = torch.float32 if self._static else torch.float64
         self.objective = objective
         self.groups = groups
-        self._class_counts = None if groups.class_counts is None else torch.tensor(groups.class_counts)
+        self._group_counts = groups.counts_tensor().to(self._device, self._dtype)
+        self._class_counts: Tensor | None = None
+        if groups.class_counts is not None:
+            self._class_counts = torch.tensor(groups.class_counts).to(self._device)
         self.weight_timing = weight_timing
         self.nonfinite = nonfinite
         self._splits = objective.needs_gradients and objective.splits_groups
@@ -108,9 +129,10 @@ class GroupRobustLoss:
 
     def reset(self) -> None:
         """Start afresh: first weights, no updates."""
-        counts = self.groups.counts_tensor()
-        self.alpha: Tensor | None = self.objective.initial_weights(counts) if self.objective.has_weights else None
-        """Group weights [K] in float64 on the CPU, None for an objective without weights."""
+        self.alpha: Tensor | None = None
+        """Group weights [K] in float64 on the CPU (see `keep_on`), None for an objective without weights."""
+        if self.objective.has_weights:
+            self.alpha = self.objective.initial_weights(self.groups.counts_tensor()).to(self._device, self._dtype)
         self.steps = 0
         """Optimizer steps so far."""
         self.updates = 0
@@ -118,8 +140,10 @@ class GroupRobustLoss:
         self.skipped_updates = 0
         """Weight updates left out because a loss or gradient was not finite."""
         keeps_interactions = self.objective.needs_gradients and len(self.groups) <= MAX_GROUPS
-        self.interactions = GroupInteractions(len(self.groups)) if keeps_interactions else None
+        self.interactions: GroupInteractions | None = None
         """Mean cosines between the groups' gradients so far; None without gradients, and for many groups."""
+        if keeps_interactions:
+            self.interactions = GroupInteractions(len(self.groups), self._device, self._dtype)
         self._average_rows: dict[int, Tensor] = {}
         """Running averages of the groups present so far: of each, this process's columns."""
         self._average_losses = torch.zeros(len(self.groups), dtype=torch.float64)
@@ -127,7 +151,8 @@ class GroupRobustLoss:
         self._watching: tuple[Tensor, Tensor] | None = None
         self._monitor = WeightMonitor(self.groups.names)
         self._penalty_monitor = PenaltyMonitor(self.objective.name)
-        self._logged_sums = torch.zeros(2, len(self.groups), dtype=torch.float64)
+        self._late_checks = LateChecks(len(self.groups), self._device) if self._static else None
+        self._logged_sums = self._no_sums()
         self._before: tuple[Tensor, dict[int, Tensor], Tensor, GroupInteractions | None] | None = None
         self._close_window()
 
@@ -146,8 +171,8 @@ class GroupRobustLoss:
                 f"weight_timing='current' needs the whole optimizer step in one batch, got {len(group_ids)} "
                 "micro-batches. Use weight_timing='next', or no gradient accumulation."
             )
-        counts = torch.as_tensor(
-            sum(group_counts_of(ids.cpu(), len(self.groups)) for ids in group_ids), dtype=torch.float64
+        counts = torch.as_tensor(sum(group_counts_of(ids.to(self._device), len(self.groups)) for ids in group_ids)).to(
+            self._dtype
         )
         if self._splits:
             by_process = counts.new_zeros(self._communication.num_processes, len(counts))
@@ -243,8 +268,9 @@ class GroupRobustLoss:
 
     def drain_group_losses(self) -> dict[str, float]:
         """Mean training loss of each group since the last call, by name; groups without examples are left out."""
-        sums, counts = self._communication.sum(self._logged_sums)
-        self._logged_sums = torch.zeros_like(self._logged_sums)
+        self._settle()
+        sums, counts = self._communication.sum(self._logged_sums).to("cpu", torch.float64)
+        self._logged_sums = self._no_sums()
         return {
             name: (total / count).item()
             for name, total, count in zip(self.groups.names, sums, counts, strict=True)
@@ -262,6 +288,7 @@ class GroupRobustLoss:
         """
         if self._remaining:
             raise RuntimeError("The state can only be saved between optimizer steps, not in the middle of one.")
+        self._settle()
         return {
             "objective": self.objective.name,
             "groups": self.groups.to_dict(),
@@ -305,7 +332,7 @@ class GroupRobustLoss:
         if self.interactions is not None and state["interactions"] is not None:
             self.interactions.load_state_dict(state["interactions"], order)
         if self.alpha is not None:
-            self.alpha = torch.tensor(state["alpha"], dtype=torch.float64)[order]
+            self.alpha = torch.tensor(state["alpha"], dtype=torch.float64)[order].to(self._device, self._dtype)
             self._average_losses = torch.tensor(state["average_losses"], dtype=torch.float64)[order]
         for place, name in enumerate(self.groups.names):
             if f"average_gradient.{name}" in (tensors or {}):
@@ -320,7 +347,7 @@ class GroupRobustLoss:
     def _close_window(self) -> None:
         self._counts = None
         self._micro_batches = self._remaining = 0
-        self._pooled_losses = torch.zeros(len(self.groups), dtype=torch.float64)
+        self._pooled_losses = torch.zeros(len(self.groups), dtype=self._dtype, device=self._device)
         self._pooled_rows.discard()
         self._gram: Tensor | None = None
         self._watching = None
@@ -351,7 +378,7 @@ class GroupRobustLoss:
         if "class_counts" in self.objective.needs:
             assert self._class_counts is not None
             needed["class_counts"] = self._class_counts.to(losses.device)
-        output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha, **needed))
+        output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha, **needed, validate=not self._static))
         # Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP).
         processes = self._communication.num_processes
         loss = output.loss * (self._micro_batches * processes)
@@ -377,7 +404,9 @@ class GroupRobustLoss:
         self._remaining -= 1
         if self._engine is None:
             return None
-        if self._splits:
+        if self._static:
+            present_here = list(range(len(self.groups)))
+        elif self._splits:
             group_ids = self._halves_of(group_ids)
             present_here = group_ids.unique().tolist()
         else:
@@ -386,9 +415,9 @@ class GroupRobustLoss:
         gradients = self._engine.group_gradients(scaled, group_ids, present_here)
         alone = self._micro_batches == 1 and self._communication.num_processes == 1
         if alone and self._momentum == 0:
-            self._gram = gradients.gram()
+            self._gram = gram_on_device(gradients.rows).to(self._dtype) if self._static else gradients.gram()
         else:
-            present = (self._half_counts().flatten() if self._splits else self._counts).nonzero().flatten().tolist()
+            present = present_here if self._static else self._parts().nonzero().flatten().tolist()
             self._row_size = gradients.rows.shape[1]
             self._pooled_rows.add(present, present_here, gradients.rows)
             self._warn_of_large_rows(len(present) * gradients.rows[0].nbytes)
@@ -401,6 +430,11 @@ class GroupRobustLoss:
         turns = (members.cumsum(dim=0) * members).sum(dim=1) - 1 + self._turns[ids]
         self._turns = self._turns + group_counts_of(ids, len(self.groups))
         return (2 * ids + turns % 2).to(group_ids.device)
+
+    def _parts(self) -> Tensor:
+        """Examples in the step, on all processes, of what has a gradient of its own: groups [K], or halves [2 K]."""
+        assert self._counts is not None
+        return self._half_counts().flatten() if self._splits else self._counts
 
     def _half_counts(self) -> Tensor:
         """Examples of each half [K, 2] in the step, on all processes: they take turns."""
@@ -423,10 +457,12 @@ class GroupRobustLoss:
         if self.alpha is None:
             return
         assert self._counts is not None
-        counts = self._counts
+        if self._late_checks is not None:
+            self._move_on_device(self.alpha, self._counts, self._late_checks)
+            return
+        counts, parts = self._counts, self._parts()
         present = counts.nonzero().flatten()
-        parts = self._half_counts().flatten() if self._splits else counts
-        totals, rows, inner = self._pooled(present, parts[parts > 0], scale)
+        totals, rows, inner = self._pooled(present.tolist(), parts[parts > 0], scale)
         within: Tensor | None = None
         if inner is not None and self._splits:
             inner, within = _merged(inner, self._half_counts()[present])
@@ -452,16 +488,51 @@ class GroupRobustLoss:
         products: Tensor | None = None
         if within is not None:
             products = torch.zeros_like(counts).index_copy(0, present, within)
-        statistics = GroupStatistics(losses, counts, self.groups.counts_tensor(), gram, self.groups.names, products)
+        statistics = GroupStatistics(losses, counts, self._group_counts, gram, self.groups.names, products)
         self.alpha = self.objective.next_weights(self.alpha, statistics)
         self.updates += 1
         self._monitor.observe(self.alpha, self.updates)
 
-    def _pooled(self, present: Tensor, counts: Tensor, scale: float) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _move_on_device(self, alpha: Tensor, counts: Tensor, late_checks: LateChecks) -> None:
+        """`_move_weights` without a look at any value: all groups take part, numbers tell which have examples."""
+        totals, _, gram = self._pooled(range(len(counts)), counts.clamp_min(1), 1.0)
+        losses = totals / counts.clamp_min(1)
+        bad = ~losses.isfinite()
+        if gram is not None:
+            # A loss that is not finite spoils the gradients of all groups.
+            bad = torch.where(bad.any(), bad, ~gram.diagonal().isfinite())
+        statistics = GroupStatistics(losses, counts, self._group_counts, gram, self.groups.names, validate=False)
+        weights = self.objective.next_weights(alpha, statistics)
+        moves = weights.isfinite().all() & ~bad.any()
+        if gram is not None and self.interactions is not None:
+            self.interactions.observe(gram, (counts > 0) & moves)
+        self.alpha = torch.where(moves, weights, alpha)
+        self.updates += 1
+        late_checks.note(moves, bad, losses, self.alpha)
+
+    def _settle(self) -> None:
+        """Read what `_move_on_device` has left to be looked at, and do what is to be done about it."""
+        if self._late_checks is None or self.alpha is None:
+            return
+        found = self._late_checks.read()
+        self.updates -= found.skipped
+        self.skipped_updates += found.skipped
+        if self.objective.refuses_negative_losses:
+            require_nonnegative(found.lowest, self.groups.names)
+        if found.skipped:
+            step = self.updates + self.skipped_updates
+            self._report_nonfinite(f"In {found.skipped} optimizer step(s) up to number {step}", found.bad)
+        first = self.updates - len(found.weights) + 1
+        for place, weights in enumerate(found.weights):
+            self._monitor.observe(weights, first + place)
+
+    def _pooled(
+        self, groups: Sequence[int], counts: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Statistics over all micro-batches and processes.
 
         Args:
-            present: the groups that have examples.
+            groups: those that have examples.
             counts: [G] how many, or those of each half of a group where groups are split.
             scale: that of the gradients.
 
@@ -478,10 +549,10 @@ class GroupRobustLoss:
         elif self._engine is not None:
             rows = self._pooled_rows.close()
             rows /= divisors[:, None].to(rows)
-            for place, group in enumerate(present.tolist()):
+            for place, group in enumerate(groups):
                 if group in self._average_rows:
                     rows[place].mul_(1 - self._momentum).add_(self._average_rows[group], alpha=self._momentum)
-            inner = gram_matrix(rows)
+            inner = gram_on_device(rows).to(self._dtype) if self._static else gram_matrix(rows)
         if self._gram is not None or inner is None:
             return self._communication.sum(self._pooled_losses), rows, inner
         both = self._communication.sum(torch.cat([self._pooled_losses, inner.flatten()]))
@@ -503,12 +574,18 @@ class GroupRobustLoss:
         """Leave the weights as they are; `expected` for an overflow by which a `GradScaler` finds its scale."""
         self.skipped_updates += 1
         self._before = None
-        bad = [name for name, ok in zip(self.groups.names, finite.tolist(), strict=True) if not ok]
         step = self.updates + self.skipped_updates
         if expected:
+            bad = self._names_of(~finite)
             logger.info("Optimizer step %d: gradients of the group(s) %s overflow under the loss scale", step, bad)
             return
-        problem = f"In optimizer step {step} the loss or gradient of the group(s) {bad} is not finite (NaN or inf)."
+        self._report_nonfinite(f"In optimizer step {step}", ~finite)
+
+    def _names_of(self, chosen: Tensor) -> list[str]:
+        return [name for name, yes in zip(self.groups.names, chosen.tolist(), strict=True) if yes]
+
+    def _report_nonfinite(self, where: str, bad: Tensor) -> None:
+        problem = f"{where} the loss or gradient of the group(s) {self._names_of(bad)} is not finite (NaN or inf)."
         advice = "Look for a learning rate that is too high, or for bad input in these groups."
         if self.nonfinite == "raise":
             raise FloatingPointError(f"{problem} {advice}")
@@ -521,11 +598,14 @@ class GroupRobustLoss:
             )
 
     def _sums(self, losses: Tensor, group_ids: Tensor) -> Tensor:
-        """Sums of the losses and counts of each group on this process: float64 [2, K] on the CPU."""
-        group_ids = group_ids.cpu()
-        values = losses.detach().to("cpu", torch.float64)
+        """Sums of the losses and counts of each group on this process: [2, K], float64 on the CPU (see `keep_on`)."""
+        values = losses.detach().to(self._device, self._dtype)
         both = torch.stack([values, torch.ones_like(values)])
-        return torch.zeros(2, len(self.groups), dtype=torch.float64).index_add(1, group_ids, both)
+        return both.new_zeros(2, len(self.groups)).index_add(1, group_ids.to(self._device), both)
+
+    def _no_sums(self) -> Tensor:
+        # Made elsewhere and moved: constants would make another graph of the step after a reading.
+        return torch.zeros(2, len(self.groups), dtype=self._dtype).to(self._device)
 
 
 def _merged(inner: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -556,6 +636,19 @@ def _refuse_for_tensor_hooks(objective: Objective, weight_timing: str) -> None:
         raise ValueError(
             "min_weight=0 lets a group's weight vanish, and with it the gradient that tensor hooks see. Expected "
             "min_weight > 0, or None for the default."
+        )
+
+
+def _refuse_for_static_shapes(objective: Objective, hooks_or_scaler: bool) -> None:
+    reasons = {
+        "tensor hooks or a GradScaler": hooks_or_scaler,
+        "self_term='split_half'": objective.splits_groups,
+        "interaction_momentum > 0": getattr(objective, "interaction_momentum", 0.0) > 0,
+    }
+    for name in [name for name, holds in reasons.items() if holds]:
+        raise ValueError(
+            f"{name} cannot be had on XLA devices: its shapes depend on which groups a batch holds, and each would be "
+            "compiled anew. Leave the option unset, or train on another device."
         )
 
 

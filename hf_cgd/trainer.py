@@ -42,7 +42,7 @@ from hf_cgd.forward_pass import (
     split_forward,
     with_logits,
 )
-from hf_cgd.gradients import AutoEngine, PerGroupEngine, TensorHookEngine, gradient_scope
+from hf_cgd.gradients import AutoEngine, PerGroupEngine, TensorHookEngine, gradient_scope, needs_static_shapes
 from hf_cgd.group_history import GroupHistory
 from hf_cgd.groups import GroupInfo
 from hf_cgd.guard_rails import warn_if_one_class
@@ -56,6 +56,8 @@ from hf_cgd.sharding import is_sharded, require_supported, require_that_fsdp_run
 
 logger = logging.getLogger(__name__)
 
+STATIC_ENGINES = ("auto", "single_pass", "per_group")
+"""Values of `gradient_engine` that can be had on XLA devices."""
 MAX_LOGGED_GROUPS = 32
 """Weights and losses of more groups than this are logged as their extremes, and whole in a file of their own."""
 
@@ -135,7 +137,9 @@ class GroupRobustTrainer(Trainer):
     @property
     def group_weights(self) -> Tensor | None:
         """Current group weights [K], float64, summing to 1, in the order of `groups`; None under ERM."""
-        return None if self.robust_loss is None or self.robust_loss.alpha is None else self.robust_loss.alpha.clone()
+        if self.robust_loss is None or self.robust_loss.alpha is None:
+            return None
+        return self.robust_loss.alpha.to("cpu", torch.float64, copy=True)
 
     @property
     def group_interactions(self) -> Tensor | None:
@@ -538,6 +542,7 @@ class GroupRobustTrainer(Trainer):
             communication=communication,
             loss_scale=None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale,
             nonfinite=self._option("nonfinite"),
+            keep_on=self.args.device if self._static_shapes else None,
         )
 
     def _communication(self) -> Communication:
@@ -575,11 +580,15 @@ class GroupRobustTrainer(Trainer):
         regular = self._option("forward_mode") == "joint" and type(self.group_objective).loss is Objective.loss
         if engine == "per_group" or not regular:
             return PerGroupEngine(parameters)
-        return AutoEngine(self._network, parameters, engine, communication.all_agree)
+        return AutoEngine(self._network, parameters, engine, communication.all_agree, static=self._static_shapes)
 
     def _gradient_scope(self) -> dict[str, nn.Parameter]:
         layers = self._option("gradient_layers")
         return gradient_scope(self._network) if layers is None else gradient_scope(self._network, layers)
+
+    @property
+    def _static_shapes(self) -> bool:
+        return needs_static_shapes(self.args.device)
 
     def _refuse_unsupported(self) -> None:
         if self.args.n_gpu > 1:
@@ -589,6 +598,8 @@ class GroupRobustTrainer(Trainer):
                 "CUDA_VISIBLE_DEVICES to a single GPU."
             )
         require_that_fsdp_runs(self.accelerator)
+        if self._static_shapes:
+            self._refuse_changing_shapes()
         if self.group_objective.needs_gradients:
             engine, timing = self._option("gradient_engine"), self._option("weight_timing")
             require_supported(self.group_objective.name, self._network, self.args, self.accelerator, engine, timing)
@@ -596,6 +607,18 @@ class GroupRobustTrainer(Trainer):
             raise ValueError(
                 f"objective={self.group_objective.name!r} needs to know the groups: set group_column to the column "
                 "that tells an example's group. Only objective='erm' does without."
+            )
+
+    def _refuse_changing_shapes(self) -> None:
+        if self._option("forward_mode") != "joint":
+            raise ValueError(
+                "forward_mode='split' runs the network on batches of another size in every step, and XLA devices "
+                "would compile it for each. Use forward_mode='joint'."
+            )
+        if self._option("gradient_engine") not in STATIC_ENGINES:
+            raise ValueError(
+                f"gradient_engine={self._option('gradient_engine')!r} takes slices as long as groups are, and XLA "
+                f"devices would compile each anew. Expected one of {', '.join(STATIC_ENGINES)}."
             )
 
     def _read_training_groups(self) -> None:

@@ -10,11 +10,11 @@ import hf_cgd
 PACKAGE = Path(hf_cgd.__file__).parent
 LAYERS = [
     ["columns", "communication", "functional", "group_history", "guard_rails", "losses", "tables"],
-    ["groups", "forward_pass", "interactions", "sampling", "objectives.base", "pooled_rows", "gradients.scope", "gradients.surrogate",
+    ["groups", "forward_pass", "interactions", "late_checks", "sampling", "objectives.base", "pooled_rows", "gradients.scope", "gradients.surrogate",
      "metrics.intervals"],
     ["gradients.layer_gradients", "gradients.per_group", "head"],
     ["gradients.single_pass"],
-    ["gradients.sketch"],
+    ["gradients.sketch", "gradients.one_hot"],
     ["gradients.auto"],
     ["gradients.tensor_hooks"],
     ["collator", "dataset_groups", "gradients", "objectives.adaptive", "objectives.penalty",

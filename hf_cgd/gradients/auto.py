@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.functional import cosine_gram
+from hf_cgd.gradients.one_hot import OneHotEngine
 from hf_cgd.gradients.per_group import (
     GroupGradients,
     PerGroupCutEngine,
@@ -45,6 +46,8 @@ class AutoEngine:
             try that one only and raise a ValueError on the first step where it is not exact.
         agree: tells whether all processes say yes; None for a single process.
         seed: of the sketch's random matrices.
+        static: whether all steps must have the same shapes (see `OneHotEngine`). Then `groups` are all K, and where
+            the single pass is not exact the per-group engine takes one backward pass for each of them.
     """
 
     name = "auto"
@@ -56,6 +59,7 @@ class AutoEngine:
         engine: str = "auto",
         agree: Callable[[bool], bool] | None = None,
         seed: int = 0,
+        static: bool = False,
     ) -> None:
         self.parameters = list(parameters)
         self.chosen: FastEngine | PerGroupEngine | None = None
@@ -70,8 +74,8 @@ class AutoEngine:
         if engine == "sketch":
             self._candidates.append(SketchEngine(model, self.parameters, seed=seed))
         else:
-            self._candidates.append(SinglePassEngine(model, self.parameters))
-        if engine == "auto":
+            self._candidates.append((OneHotEngine if static else SinglePassEngine)(model, self.parameters))
+        if engine == "auto" and not static:
             self._candidates.append(PerGroupCutEngine(model, self.parameters))
 
     def recording(self) -> AbstractContextManager[object]:
@@ -188,7 +192,12 @@ def largest_error(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> float
     A hundredth of the largest entry of all is added to that, since gradients that are zero but for rounding (of
     attention's key biases) differ by their own size.
     """
-    largest = [float(gradient.abs().max()) for gradient in expected]
+    largest = _largest_entries(expected)
     floor = max(0.01 * max(largest), 1e-30)
-    differences = [float((one - other).abs().max()) for one, other in zip(expected, actual, strict=True)]
+    differences = _largest_entries([one - other for one, other in zip(expected, actual, strict=True)])
     return max(difference / (own + floor) for difference, own in zip(differences, largest, strict=True))
+
+
+def _largest_entries(tensors: Sequence[Tensor]) -> list[float]:
+    # Read at once: a device is waited for each time.
+    return torch.stack([tensor.abs().max().double() for tensor in tensors]).tolist()

@@ -118,9 +118,13 @@ class SinglePassEngine:
         for call in calls:
             backward.append((call, found[: len(call.outputs)]))
             found = found[len(call.outputs) :]
-        members = Members.of(group_ids, groups)
+        members = self.members_of(group_ids, groups)
         at_cut = found[0] if found else None
         return self.gradients_of(BackwardPass(self, backward, members, cut, at_cut, losses.device, losses.dtype))
+
+    def members_of(self, group_ids: Tensor, groups: Sequence[int]) -> Members:
+        """Who is in which group."""
+        return Members.of(group_ids, groups)
 
     def gradients_of(self, step: "BackwardPass") -> GroupGradients:
         """Group gradients from a pass over the activations."""

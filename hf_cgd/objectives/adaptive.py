@@ -59,7 +59,9 @@ class AdaptiveObjective(Objective):
         return super().coefficients(alpha, present)
 
     def _adjustments(self, statistics: GroupStatistics) -> Tensor | float:
-        return adjustment_terms(statistics.group_counts, self.adjustment) if self.adjustment > 0 else 0.0
+        if self.adjustment == 0:
+            return 0.0
+        return adjustment_terms(statistics.group_counts, self.adjustment).to(statistics.losses)
 
     def _takes_part(self, statistics: GroupStatistics) -> Tensor:
         zero_loss = self.absent_groups == "zero_loss"

@@ -28,6 +28,8 @@ class GroupBatch:
         features: [B, D] input of the classification head.
         class_counts: [C, K] training examples of each class in each group.
         communication: turns statistics of this process into those of all.
+        validate: False where no value may be looked at and no shape may depend on one, so that a graph that XLA has
+            compiled serves every batch.
     """
 
     losses: Tensor
@@ -40,6 +42,7 @@ class GroupBatch:
     features: Tensor | None = None
     class_counts: Tensor | None = None
     communication: Communication = field(default_factory=Communication)
+    validate: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class GroupStatistics:
         gram: [K, K] inner products of the gradients of the group mean losses, None unless `needs_gradients`.
         group_names: K names, for messages.
         self_products: [K] of `hf_cgd.functional.merge_halves`, None unless `splits_groups`.
+        validate: see `GroupBatch`. Where it is False all is in float32 on the device.
     """
 
     losses: Tensor
@@ -61,6 +65,7 @@ class GroupStatistics:
     gram: Tensor | None = None
     group_names: Sequence[str] = ()
     self_products: Tensor | None = None
+    validate: bool = True
 
     @property
     def present(self) -> Tensor:
@@ -102,6 +107,11 @@ class Objective:
     @property
     def splits_groups(self) -> bool:
         """Whether it wants the gradients of two halves of each group's examples (`GroupStatistics.self_products`)."""
+        return False
+
+    @property
+    def refuses_negative_losses(self) -> bool:
+        """Whether `next_weights` raises a ValueError for a negative group loss."""
         return False
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:

@@ -77,6 +77,11 @@ class CGD(AdaptiveObjective):
         """See `Objective`: under `self_term="split_half"`."""
         return self.self_term == "split_half"
 
+    @property
+    def refuses_negative_losses(self) -> bool:
+        """See `Objective`: loss scaling takes powers of them."""
+        return self.scaling == "loss"
+
     def _refuse_knobs(self, reason: str, *names: str) -> None:
         changed = [name for name in names if getattr(self, name) != type(self).__dataclass_fields__[name].default]
         if changed:
@@ -97,10 +102,10 @@ class CGD(AdaptiveObjective):
     def next_weights(self, alpha: Tensor, statistics: GroupStatistics) -> Tensor:
         """Weights [K] after one step on losses and gradient inner products."""
         assert statistics.gram is not None
-        if self.scaling == "loss":
+        if self.refuses_negative_losses and statistics.validate:
             require_nonnegative(statistics.losses, statistics.group_names)
         if self.variant == "reference":
-            start = upweights(statistics.group_counts, self.adjustment)
+            start = upweights(statistics.group_counts, self.adjustment).to(alpha)
             return cgd_reference_step(alpha, statistics.losses, statistics.gram, start, step_size=self.step_size)
         return cgd_step(
             alpha,
@@ -114,4 +119,5 @@ class CGD(AdaptiveObjective):
             interaction=self.interaction,
             min_weight=self._floor(len(alpha)),
             self_products=statistics.self_products,
+            validate=statistics.validate,
         )

@@ -34,7 +34,9 @@ class CORAL(PenaltyObjective):
         assert batch.features is not None
         features = batch.features.flatten(1)
         features = features.to(torch.promote_types(features.dtype, torch.float32))
-        all_counts = batch.communication.total(group_counts_of(batch.group_ids, len(batch.counts)).to(torch.float64))
+        all_counts = batch.communication.total(group_counts_of(batch.group_ids, len(batch.counts)).to(batch.counts))
+        if not batch.validate:
+            return self._over_all_groups(batch, features, all_counts)
         compared = (all_counts > 1).nonzero().flatten()
         if len(compared) < 2:
             return None
@@ -47,3 +49,16 @@ class CORAL(PenaltyObjective):
         with torch.autocast(features.device.type, enabled=False):
             squares = batch.communication.total(torch.stack([rows.T @ rows for rows in centred]))
         return coral_distance(means, squares / (counts - 1)[:, :, None])
+
+    def _over_all_groups(self, batch: GroupBatch, features: Tensor, all_counts: Tensor) -> Tensor:
+        """The same with shapes that do not depend on who is in which group; 0 where there is nothing to compare."""
+        ids, counts = batch.group_ids, all_counts.to(features)[:, None]
+        sums = features.new_zeros(len(counts), features.shape[1]).index_add(0, ids, features)
+        means = batch.communication.total(sums) / counts.clamp_min(1)
+        centred = features - means.detach()[ids]
+        members = torch.arange(len(counts), device=ids.device)[:, None] == ids
+        with torch.autocast(features.device.type, enabled=False):
+            by_group = torch.where(members[:, :, None], centred, 0.0)
+            squares = batch.communication.total(by_group.transpose(1, 2) @ centred)
+        covariances = squares / (counts - 1).clamp_min(1)[:, :, None]
+        return coral_distance(means, covariances, all_counts > 1)

@@ -42,7 +42,8 @@ class IRM(PenaltyObjective):
 
     def base_loss(self, batch: GroupBatch) -> Tensor:
         """This batch's part of the mean of the group mean losses."""
-        return Objective.loss(self, replace(batch, alpha=self.initial_weights(batch.counts))).loss
+        equal = self.initial_weights(batch.counts).to(batch.counts)
+        return Objective.loss(self, replace(batch, alpha=equal)).loss
 
     def weight_at(self, step: int) -> float:
         """lambda, low for the first `penalty_anneal_steps`."""
@@ -52,10 +53,10 @@ class IRM(PenaltyObjective):
         """Mean over the groups with two or more examples of their squared derivative."""
         assert batch.logits is not None
         num_groups = len(batch.counts)
-        own_counts = group_counts_of(batch.group_ids, num_groups).to(torch.float64)
+        own_counts = group_counts_of(batch.group_ids, num_groups).to(batch.counts)
         by_process = batch.communication.stacked(own_counts)
         counts = by_process.sum(dim=0)
-        if not bool((counts > 1).any()):
+        if batch.validate and not bool((counts > 1).any()):
             return None
         derivatives = scale_gradients(batch.losses, batch.logits)
         halves = alternating_halves(batch.group_ids, batch.communication.before(by_process).long())

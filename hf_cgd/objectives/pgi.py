@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cgd.functional import group_counts_of, log_sums_by_group, pgi_divergence
@@ -41,25 +42,29 @@ class PGI(PenaltyObjective):
             )
         num_classes, num_groups = logits.shape[1], len(batch.counts)
         cells = labels.long().view(-1) * num_groups + batch.group_ids
-        counts = batch.communication.total(group_counts_of(cells, num_classes * num_groups).to(torch.float64))
-        met = counts.nonzero().flatten()
+        counts = batch.communication.total(group_counts_of(cells, num_classes * num_groups).to(batch.counts))
+        met = counts.nonzero().flatten() if batch.validate else torch.arange(len(counts), device=counts.device)
         classes, groups = met // num_groups, met % num_groups
-        if int(classes.max()) >= len(batch.class_counts):
+        if batch.validate and int(classes.max()) >= len(batch.class_counts):
             raise ValueError(
                 f"Expected classes in 0..{len(batch.class_counts) - 1}, for which there are training counts, got "
                 f"{int(classes.max())}. Give class_counts a row for every class."
             )
-        of_classes = batch.class_counts[classes]
-        largest = (groups == of_classes.argmax(dim=1)) & (of_classes.amax(dim=1) > 0)
-        has_reference = torch.isin(classes, classes[largest])
-        if not bool((has_reference & ~largest).any()):
+        # More rows than counts only without validation: classes of the model that no training example has.
+        unknown = max(num_classes - len(batch.class_counts), 0)
+        of_classes = F.pad(batch.class_counts, (0, 0, 0, unknown))[classes]
+        largest = (groups == of_classes.argmax(dim=1)) & (of_classes.amax(dim=1) > 0) & (counts[met] > 0)
+        if batch.validate and not bool((torch.isin(classes, classes[largest]) & ~largest).any()):
             return None
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # A logit of -inf (a class that is ruled out) would make 0 * inf of a divergence.
-        log_probabilities = precise.log_softmax(dim=1).clamp_min(torch.finfo(precise.dtype).min / 4)
+        lowest = torch.finfo(precise.dtype).min / 4
+        log_probabilities = precise.log_softmax(dim=1).clamp_min(lowest)
         place = torch.zeros_like(counts, dtype=torch.long)
         place[met] = torch.arange(len(met), device=met.device)
-        log_sums = log_sums_by_group(log_probabilities, place[cells], len(met))
+        # No row of -inf: XLA makes it NaN in logsumexp.
+        log_sums = log_sums_by_group(log_probabilities, place[cells], len(met)).clamp_min(lowest)
         log_sums = torch.logsumexp(batch.communication.stacked(log_sums), dim=0)
-        log_means = log_sums - counts[met].log().to(log_sums)[:, None]
+        log_means = log_sums - counts[met].clamp_min(1).log().to(log_sums)[:, None]
+        log_means = log_means.masked_fill((counts[met] == 0)[:, None], float("-inf"))
         return pgi_divergence(log_means, classes, largest)
