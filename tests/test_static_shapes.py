@@ -364,7 +364,7 @@ def recorded_steps(trainer: GroupRobustTrainer, monkeypatch: pytest.MonkeyPatch)
             open_window(*args)
 
     def step(*args: Any, **kwargs: Any) -> Tensor:
-        if trainer.objective.name == "erm":
+        if trainer.group_objective.name == "erm":
             steps.append(Recorded())
         with steps[-1]:
             return training_step(*args, **kwargs)
