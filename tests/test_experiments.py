@@ -2,11 +2,13 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hf_cgd import GroupRobustConfig
 from hf_cgd.experiments import PRESETS, Grid, Run, RunResult, choose, load_results, result_rows, run_grid, search_rows
-from hf_cgd.experiments.__main__ import main
+from hf_cgd.experiments.__main__ import _preset, main
 from hf_cgd.experiments.runner import Outcome, command_line, worker_environments
 from hf_cgd.experiments.summary import accuracy_figure, condition_figure, reported_split
 from hf_cgd.tables import latex
@@ -457,16 +460,20 @@ def test_wrong_command_lines_say_so(words: list[str], message: str) -> None:
 # ---- Presets --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
-def test_presets_name_options_that_their_recipe_has(name: str) -> None:
-    preset = PRESETS[name]
-    done = subprocess.run(
-        [sys.executable, preset.grid.recipe, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    given: Mapping[str, Any] = {**preset.grid.values, **preset.grid.conditions, **preset.grid.options}
-    for option in [*given, *preset.quick().grid.options]:
-        assert f"--{option} " in done.stdout or f"--{option}\n" in done.stdout, option
-    assert len(preset.quick().grid.search_runs()) <= 18 and not preset.quick().published
+GRIDS = {path.name: path for path in sorted((ROOT / "recipes/grids").glob("*.yaml"))}
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *GRIDS])
+def test_grids_that_come_along_name_options_that_their_recipe_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    preset = _preset(str(GRIDS.get(name, name)))
+    grids = [preset.grid, preset.quick().grid] if name in PRESETS else [preset.grid]
+    own = runpy.run_path(grids[0].recipe)["Options"]
+    known = {field.name for kind in (own, GroupRobustConfig) for field in fields(kind)}
+    for grid in grids:
+        assert grid.search_runs() and all(grid.options_of(run).keys() <= known for run in grid.search_runs())
+    if name in PRESETS:
+        assert len(preset.quick().grid.search_runs()) <= 18 and not preset.quick().published
 
 
 def test_published_grids() -> None:
