@@ -312,7 +312,7 @@ def mnist_task(setting: str, seeds: Sequence[int], data: Mapping[str, tuple[np.n
     if setting == "shortcut":
         return Task("Shortcut-MNIST, small", ([2, 3], "rare groups"), stacked, layers)
     watched = WATCHED[setting]
-    title = mnist_settings.COLUMNS[setting, 2] + ", small"
+    title = f"{setting.capitalize()}-MNIST, small"
     return Task(title, ([watched], mnist_settings.GROUPS[setting][watched]), stacked, layers)
 
 

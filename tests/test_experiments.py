@@ -182,6 +182,17 @@ def test_the_table_of_results() -> None:
     ]
 
 
+def test_the_table_says_which_values_were_chosen_where() -> None:
+    grid = Grid(RECIPE, ("cgd",), {"step_size": [1, 0.1]}, {"ratio": [2, 50]}, seeds=(0,))
+    for scores, note in [
+        ([0.9, 0.1, 0.3, 0.2], "step_size=1, 1"),
+        ([0.9, 0.1, 0.2, 0.3], "ratio=2: step_size=1, 1; ratio=50: step_size=0.1, 1"),
+    ]:
+        runs = zip(grid.search_runs(), scores, strict=True)
+        rows = result_rows(choose(grid, [result(run, score, 0.5) for run, score in runs]), ("worst_group_accuracy",))
+        assert rows[0][1:3] == ["ratio=2 worst_group_accuracy", "ratio=50 worst_group_accuracy"] and rows[1][3] == note
+
+
 def test_without_a_test_split_validation_is_reported() -> None:
     grid = Grid(RECIPE, ("erm",), seeds=(0,))
     results = [result(grid.search_runs()[0], 0.5)]

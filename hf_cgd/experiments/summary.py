@@ -42,13 +42,15 @@ def result_rows(
     head = [f"{setting_name(condition)} {column}".strip() for condition in conditions for column in columns]
     rows = [["", *head, "chosen, seeds"]]
     for objective in dict.fromkeys(choice.objective for choice in choices):
-        own, papers, notes = [objective], [f"{objective}, paper"], []
+        own, papers, notes = [objective], [f"{objective}, paper"], {}
         for condition in conditions:
             choice = next((c for c in choices if (c.condition, c.objective) == (condition, objective)), None)
             own += [_cell(choice, column, split) for column in columns]
             papers += (published or {}).get((setting_name(condition), objective), [""] * len(columns))
-            notes += [_note(choice)] if choice is not None else []
-        rows.append([*own, "; ".join(dict.fromkeys(notes))])
+            if choice is not None:
+                notes[setting_name(condition)] = _note(choice)
+        alike = len(set(notes.values())) == 1
+        rows.append([*own, next(iter(notes.values())) if alike else "; ".join(map(": ".join, notes.items()))])
         if any(papers[1:]):
             rows.append([*papers, ""])
     return rows
