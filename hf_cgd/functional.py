@@ -308,24 +308,18 @@ def coral_distance(means: Tensor, covariances: Tensor, compared: Tensor | None =
     Returns:
         a scalar >= 0; 0 for a single group.
     """
-    if compared is not None:
-        return _coral_distance_of(means, compared) + _coral_distance_of(covariances, compared)
+    if compared is None:
+        compared = torch.ones(len(means), dtype=torch.bool, device=means.device)
+    number = compared.sum()
 
     def over_pairs(statistics: Tensor) -> Tensor:
         # The mean over the pairs of |x_i - x_j|^2 is 2 / (G - 1) times the sum of |x_i - mean|^2.
-        squares = (statistics - statistics.mean(dim=0)).square().flatten(1).mean(dim=1).sum()
-        return 2 * squares / max(len(statistics) - 1, 1)
+        chosen = compared.view([-1] + [1] * (statistics.ndim - 1))
+        mean = torch.where(chosen, statistics, 0.0).sum(dim=0) / number.clamp_min(1)
+        squares = torch.where(chosen, statistics - mean, 0.0).square().flatten(1).mean(dim=1).sum()
+        return 2 * squares / (number - 1).clamp_min(1)
 
     return over_pairs(means) + over_pairs(covariances)
-
-
-def _coral_distance_of(statistics: Tensor, compared: Tensor) -> Tensor:
-    """One term of `coral_distance`, with a shape that does not depend on which groups are compared."""
-    chosen = compared.view([-1] + [1] * (statistics.ndim - 1))
-    number = compared.sum()
-    mean = torch.where(chosen, statistics, 0.0).sum(dim=0) / number.clamp_min(1)
-    squares = torch.where(chosen, statistics - mean, 0.0).square().flatten(1).mean(dim=1).sum()
-    return 2 * squares / (number - 1).clamp_min(1)
 
 
 def require_nonnegative(losses: Tensor, group_names: Sequence[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from hf_cgd.experiments.grid import Grid, knobs
+from hf_cgd.experiments.grid import Grid, has_option
 from hf_cgd.experiments.presets import PRESETS, Preset
 from hf_cgd.experiments.runner import Outcome, load_results, run_grid
 from hf_cgd.experiments.selection import choose
@@ -25,7 +25,7 @@ from hf_cgd.experiments.summary import (
     search_rows,
 )
 from hf_cgd.launch import readable_errors
-from hf_cgd.objectives import KNOBS, OBJECTIVES
+from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.plots import save_figure
 from hf_cgd.tables import latex, markdown
 
@@ -148,8 +148,8 @@ def _changed(preset: Preset, own: argparse.Namespace, options: dict[str, Any]) -
 
 def _of_use(values: dict[str, Any], objectives: Sequence[str]) -> dict[str, Any]:
     """Without the knobs of objectives that the command line leaves out."""
-    had = {knob for name in objectives if name in OBJECTIVES for knob in knobs(name)}
-    return {name: choices for name, choices in values.items() if name not in KNOBS or name in had}
+    known = [objective for objective in objectives if objective in OBJECTIVES]
+    return {name: choices for name, choices in values.items() if any(has_option(o, name) for o in known)}
 
 
 def _choices(words: Sequence[str]) -> dict[str, list[Any]]:

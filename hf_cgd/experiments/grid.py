@@ -3,10 +3,10 @@
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hf_cgd.objectives import KNOBS, OBJECTIVES
+from hf_cgd.objectives import KNOBS, OBJECTIVES, knobs_of
 
 Setting = tuple[tuple[str, Any], ...]
 """Options and their values, in the order of the grid."""
@@ -87,7 +87,7 @@ class Grid:
                 f"Each option can be given once, and {', '.join(sorted(reserved))} are set by the grid itself, got "
                 f"{', '.join(twice)} again. Keep it in one of values, conditions and options."
             )
-        idle = [name for name in self.values if name in KNOBS and not any(name in knobs(o) for o in self.objectives)]
+        idle = [name for name in self.values if not any(has_option(o, name) for o in self.objectives)]
         if idle:
             raise ValueError(
                 f"None of {', '.join(self.objectives)} has {', '.join(idle)}. Remove these values, or add an "
@@ -105,23 +105,20 @@ class Grid:
 
     def points(self, objective: str) -> list[Setting]:
         """Every combination of the values that this objective has, a single empty one where it has none."""
-        own = knobs(objective)
         fixed = self.objective_options.get(objective, {})
         searched = {
-            name: choices
-            for name, choices in self.values.items()
-            if (name not in KNOBS or name in own) and name not in fixed
+            name: choices for name, choices in self.values.items() if has_option(objective, name) and name not in fixed
         }
         return _combinations(searched)
 
     def search_runs(self) -> list[Run]:
         """All combinations, with the seeds that values are chosen on."""
         return [
-            Run(condition, objective, point, seed)
+            run
             for condition in self.all_conditions()
             for objective in self.objectives
             for point in self.points(objective)
-            for seed in self.chosen_on
+            for run in runs_of(condition, objective, point, self.chosen_on)
         ]
 
     def all_runs(self) -> list[Run]:
@@ -131,16 +128,20 @@ class Grid:
 
     def options_of(self, run: Run) -> dict[str, Any]:
         """Options of the recipe for one run, without its folder."""
-        common = {name: value for name, value in self.options.items() if name not in KNOBS}
-        own = {name: value for name, value in self.options.items() if name in knobs(run.objective)}
+        common = {name: value for name, value in self.options.items() if has_option(run.objective, name)}
         particular = self.objective_options.get(run.objective, {})
-        given = {**common, **own, **particular, **dict(run.condition), **dict(run.point)}
+        given = {**common, **particular, **dict(run.condition), **dict(run.point)}
         return {"objective": run.objective, "seed": run.seed, **given}
 
 
-def knobs(objective: str) -> tuple[str, ...]:
-    """The options that belong to this objective."""
-    return tuple(f.name for f in fields(OBJECTIVES[objective]))
+def has_option(objective: str, name: str) -> bool:
+    """Whether an option is for this objective: its own knobs, and all that is no knob."""
+    return name not in KNOBS or name in knobs_of(objective)
+
+
+def runs_of(condition: Setting, objective: str, point: Setting, seeds: Sequence[int]) -> list[Run]:
+    """The same run with each of the seeds."""
+    return [Run(condition, objective, point, seed) for seed in seeds]
 
 
 def setting_name(setting: Setting) -> str:

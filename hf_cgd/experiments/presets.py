@@ -5,7 +5,7 @@ Stated there: learning rate {1e-3, 1e-5}, weight decay {1e-4, 0.1, 1}, step size
 stated, and chosen here: which points of [0, 20], which ratios of appendix E, momentum .9 and a constant learning rate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from hf_cgd.experiments.grid import Grid
 from hf_cgd.experiments.summary import COLUMNS, Published
 from hf_cgd.objectives import SEARCHED_KNOBS
-from hf_cgd.tasks import colored_mnist, mnist_settings
+from hf_cgd.tasks import colored_mnist, mnist_settings, multinli
 
 STEPS = (1, 0.1, 0.01, 0.001)
 """Step sizes of Group-DRO and CGD, penalty weights of PGI."""
@@ -59,6 +59,21 @@ _IMAGES = {
     "max_grad_norm": 0.0,
 }  # fmt: skip
 
+
+def _images(dataset: dict[str, Any], batch_size: int, epochs: int, published: Mapping[str, Sequence[str]]) -> Preset:
+    """A pretrained ResNet-50 on a data set of the Hub."""
+    batches = {"per_device_train_batch_size": batch_size, "num_train_epochs": epochs}
+    options = {**_IMAGES, **dataset, **batches}
+    grid = Grid("recipes/image_classification.py", OBJECTIVES, _searched(adjustment=ADJUSTMENTS), options=options)
+    fast = {"values": {}, "seeds": (0,), "options": {"num_train_epochs": 1}}
+    return Preset(grid, fast, published=_only_condition(published))
+
+
+def _only_condition(published: Mapping[str, Sequence[str]]) -> Published:
+    """The paper's cells by objective, for a grid without conditions."""
+    return {("", objective): cells for objective, cells in published.items()}
+
+
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "colored_mnist": Preset(
@@ -68,7 +83,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "seeds": (0,),
                 "options": {**_FEW_DIGITS, "train_size": 5005},
             },
-            published={("", name): cells for name, cells in colored_mnist.PUBLISHED.items()},
+            published=_only_condition(colored_mnist.PUBLISHED),
         ),
         "colored_mnist_ratios": Preset(
             Grid(
@@ -111,58 +126,35 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 options={"preset": "paper", "resplit": True},
             ),
             {"values": {"step_size": (0.1, 0.01), "penalty_weight": (1,)}, "seeds": (0,), "options": {"demo": True}},
+            published=_only_condition(multinli.PUBLISHED),
+        ),
+        "waterbirds": _images(
+            {"dataset": "grodino/waterbirds", "group_column": ["label", "place"]},
+            batch_size=128,
+            epochs=300,
             published={
-                ("", "erm"): ("81.8 (0.4)", "69.0 (1.2)"),
-                ("", "erm_uw"): ("81.2 (0.1)", "64.8 (1.6)"),
-                ("", "pgi"): ("80.8 (0.8)", "69.0 (3.3)"),
-                ("", "group_dro"): ("81.5 (0.1)", "76.6 (0.5)"),
-                ("", "cgd"): ("81.3 (0.2)", "76.1 (1.5)"),
+                "erm": ("85.2 (0.8)", "61.2 (1.4)"),
+                "erm_uw": ("91.8 (0.2)", "86.9 (0.5)"),
+                "pgi": ("89.0 (1.8)", "85.8 (1.8)"),
+                "group_dro": ("90.1 (0.5)", "85.0 (1.5)"),
+                "cgd": ("91.3 (0.6)", "88.9 (0.8)"),
             },
         ),
-        "waterbirds": Preset(
-            Grid(
-                "recipes/image_classification.py",
-                OBJECTIVES,
-                _searched(adjustment=ADJUSTMENTS),
-                options={
-                    **_IMAGES,
-                    "dataset": "grodino/waterbirds",
-                    "group_column": ["label", "place"],
-                    "per_device_train_batch_size": 128,
-                    "num_train_epochs": 300,
-                },
-            ),
-            {"values": {}, "seeds": (0,), "options": {"num_train_epochs": 1}},
-            published={
-                ("", "erm"): ("85.2 (0.8)", "61.2 (1.4)"),
-                ("", "erm_uw"): ("91.8 (0.2)", "86.9 (0.5)"),
-                ("", "pgi"): ("89.0 (1.8)", "85.8 (1.8)"),
-                ("", "group_dro"): ("90.1 (0.5)", "85.0 (1.5)"),
-                ("", "cgd"): ("91.3 (0.6)", "88.9 (0.8)"),
+        "celeba": _images(
+            {
+                "dataset": "flwrlabs/celeba",
+                "dataset_config": "img_align+identity+attr",
+                "label_column": "Blond_Hair",
+                "group_column": ["label", "Male"],
             },
-        ),
-        "celeba": Preset(
-            Grid(
-                "recipes/image_classification.py",
-                OBJECTIVES,
-                _searched(adjustment=ADJUSTMENTS),
-                options={
-                    **_IMAGES,
-                    "dataset": "flwrlabs/celeba",
-                    "dataset_config": "img_align+identity+attr",
-                    "label_column": "Blond_Hair",
-                    "group_column": ["label", "Male"],
-                    "per_device_train_batch_size": 64,
-                    "num_train_epochs": 50,
-                },
-            ),
-            {"values": {}, "seeds": (0,), "options": {"num_train_epochs": 1}},
+            batch_size=64,
+            epochs=50,
             published={
-                ("", "erm"): ("95.2 (0.2)", "45.2 (0.9)"),
-                ("", "erm_uw"): ("92.8 (0.1)", "84.3 (0.7)"),
-                ("", "pgi"): ("92.9 (0.2)", "83.0 (1.3)"),
-                ("", "group_dro"): ("92.9 (0.3)", "86.1 (0.9)"),
-                ("", "cgd"): ("92.5 (0.2)", "90.0 (0.8)"),
+                "erm": ("95.2 (0.2)", "45.2 (0.9)"),
+                "erm_uw": ("92.8 (0.1)", "84.3 (0.7)"),
+                "pgi": ("92.9 (0.2)", "83.0 (1.3)"),
+                "group_dro": ("92.9 (0.3)", "86.1 (0.9)"),
+                "cgd": ("92.5 (0.2)", "90.0 (0.8)"),
             },
         ),
     }

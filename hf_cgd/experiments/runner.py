@@ -100,11 +100,11 @@ def run_grid(
     if not Path(grid.recipe).is_file():
         raise FileNotFoundError(f"Expected the path of a recipe, got {grid.recipe!r}. Start from its repository.")
     pool = _Pool(grid, Path(output_dir), workers, tuple(launcher), keep_models, progress)
-    search = grid.search_runs()
-    pool.note_finished(grid.all_runs())
-    pool.finish(search)
+    # Before anything starts, so that other options are refused at once.
+    pool.results = {result.run: result for result in load_results(grid, output_dir)}
+    pool.finish(grid.search_runs())
     choices = choose(grid, list(pool.results.values()))
-    remaining = [run for run in reported_runs(grid, choices) if run not in pool.results and run not in pool.failures]
+    remaining = [run for run in reported_runs(grid, choices) if run not in pool.results]
     if remaining:
         pool.finish(remaining)
         choices = choose(grid, list(pool.results.values()))
@@ -180,13 +180,6 @@ class _Pool:
         self._environments: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
         for environment in worker_environments(workers):
             self._environments.put(environment)
-
-    def note_finished(self, runs: Sequence[Run]) -> None:
-        """Take note of the finished ones among these; all options are compared before anything starts."""
-        for run in runs:
-            result = _finished(self.grid, self.output_dir, run)
-            if result is not None:
-                self.results[run] = result
 
     def finish(self, runs: Sequence[Run]) -> None:
         """Work at those of the runs that have not finished, in their order."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_cgd.experiments.grid import Grid, Run, Setting
+from hf_cgd.experiments.grid import Grid, Run, Setting, runs_of
 from hf_cgd.metrics import lower_is_better
 
 
@@ -77,7 +77,7 @@ def choose(grid: Grid, results: Sequence[RunResult]) -> list[Choice]:
                 continue
             sign = -1 if lower_is_better(grid.metric) else 1
             point, score = max(scored, key=lambda pair: sign * pair[1])
-            runs = [Run(condition, objective, point, seed) for seed in grid.seeds]
+            runs = runs_of(condition, objective, point, grid.seeds)
             own = tuple(known[run] for run in runs if run in known)
             choices.append(Choice(condition, objective, point, score, len(scored), own))
     return choices
@@ -85,14 +85,14 @@ def choose(grid: Grid, results: Sequence[RunResult]) -> list[Choice]:
 
 def reported_runs(grid: Grid, choices: Sequence[Choice]) -> list[Run]:
     """What was chosen, with all seeds that are reported."""
-    return [Run(choice.condition, choice.objective, choice.point, seed) for choice in choices for seed in grid.seeds]
+    return [run for c in choices for run in runs_of(c.condition, c.objective, c.point, grid.seeds)]
 
 
 def _score(
     grid: Grid, condition: Setting, objective: str, point: Setting, known: Mapping[Run, RunResult]
 ) -> float | None:
     """Mean over the seeds of the choice, None where a run is missing or its score is not finite."""
-    runs = [Run(condition, objective, point, seed) for seed in grid.chosen_on]
+    runs = runs_of(condition, objective, point, grid.chosen_on)
     if any(run not in known for run in runs):
         return None
     scores = [validation_score(known[run], grid.metric) for run in runs]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_cgd.experiments.grid import Grid, Run, Setting, setting_name
+from hf_cgd.experiments.grid import Grid, Setting, runs_of, setting_name
 from hf_cgd.experiments.selection import Choice, RunResult
 from hf_cgd.metrics import GroupReport, GroupRow
 from hf_cgd.plots import comparison_figure, sweep_figure
@@ -70,7 +70,7 @@ def search_rows(
     for condition in grid.all_conditions():
         for objective in grid.objectives:
             for point in grid.points(objective):
-                runs = [Run(condition, objective, point, seed) for seed in grid.chosen_on]
+                runs = runs_of(condition, objective, point, grid.chosen_on)
                 finished = [known[run] for run in runs if run in known]
                 mark = " *" if (condition, objective, point) in chosen and point else ""
                 done = f"{len(finished)}" if len(finished) == len(runs) else f"{len(finished)} of {len(runs)}"

@@ -20,16 +20,25 @@ KNOBS: tuple[str, ...] = tuple(dict.fromkeys(f.name for cls in OBJECTIVES.values
 SEARCHED_KNOBS = ("step_size", "penalty_weight")
 
 
+def knobs_of(name: str) -> tuple[str, ...]:
+    """The knobs of the objective of that name.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {name!r}.")
+    return tuple(f.name for f in fields(OBJECTIVES[name]))
+
+
 def build_objective(name: str, knobs: Mapping[str, Any] | None = None) -> Objective:
     """The objective of that name with the knobs that are not None.
 
     Raises:
         ValueError: an unknown name, a knob that this objective does not have, or a value outside its range.
     """
-    if name not in OBJECTIVES:
-        raise ValueError(f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, got {name!r}.")
+    own = knobs_of(name)
     given = {knob: value for knob, value in (knobs or {}).items() if value is not None}
-    own = [f.name for f in fields(OBJECTIVES[name])]
     foreign = [knob for knob in given if knob not in own]
     if foreign:
         raise ValueError(
@@ -41,7 +50,7 @@ def build_objective(name: str, knobs: Mapping[str, Any] | None = None) -> Object
 
 def searched_knob(objective: str) -> str | None:
     """The knob of an objective whose value the CGD paper searches for all data sets, None where it has none."""
-    own = [f.name for f in fields(build_objective(objective))]
+    own = knobs_of(objective)
     return next((knob for knob in SEARCHED_KNOBS if knob in own), None)
 
 
@@ -60,5 +69,6 @@ __all__ = [
     "Objective",
     "ObjectiveOutput",
     "build_objective",
+    "knobs_of",
     "searched_knob",
 ]
