@@ -21,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_cgd.data.sampling import BalancedGroupSampler
+from hf_cgd.experiments.studies import simple_settings as simple
 from hf_cgd.functional import cosine_gram
+from hf_cgd.metrics.tables import markdown, mean_and_deviation
 from hf_cgd.objectives.adaptive import MIN_WEIGHT_SHARE
 from hf_cgd.plots import DASHES, PALETTE, save_figure
-from hf_cgd.sampling import BalancedGroupSampler
-from hf_cgd.tables import markdown, mean_and_deviation
 from hf_cgd.tasks import colored_mnist, mnist_settings
-from hf_cgd.tasks import simple_settings as simple
 
 BETAS = (0.5, 0.9, 0.97, 0.99)
 FULL = 0

@@ -25,7 +25,7 @@ import torch.distributed as dist
 import transformers as tf
 from torch import nn
 
-import hf_cgd.communication
+import hf_cgd.distributed.communication
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     tf.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
     counted = Counted()
-    hf_cgd.communication.dist = counted  # type: ignore[assignment]
+    hf_cgd.distributed.communication.dist = counted  # type: ignore[assignment]
     results: dict[str, Any] = {}
     for groups in options.groups:
         torch.manual_seed(SEED)

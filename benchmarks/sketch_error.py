@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from transformers import DataCollatorWithPadding, default_data_collator
 
 from hf_cgd import gradient_scope
-from hf_cgd.columns import read_columns
+from hf_cgd.cli.launch import image_classifier, text_classifier
+from hf_cgd.data import sources
+from hf_cgd.data.columns import read_columns
+from hf_cgd.data.groups import GroupInfo
 from hf_cgd.functional import cosine_gram
 from hf_cgd.gradients import PerGroupEngine, SketchEngine
-from hf_cgd.groups import GroupInfo
-from hf_cgd.launch import image_classifier, text_classifier
-from hf_cgd.losses import CLASSIFICATION, example_losses
-from hf_cgd.tasks import colored_mnist, files
+from hf_cgd.models.example_losses import CLASSIFICATION, example_losses
+from hf_cgd.tasks import colored_mnist
 
 Batch = tuple[dict[str, Tensor], Tensor]
 """Inputs with labels, and group ids."""
@@ -31,7 +32,7 @@ Batch = tuple[dict[str, Tensor], Tensor]
 
 def text_batches(options: argparse.Namespace) -> tuple[nn.Module, Iterator[Batch]]:
     columns = {"text_column": "text", "label_column": "label"}
-    train = files.load_labelled(options.dataset, None, columns, options.group_column, 0)["train"]
+    train = sources.load_labelled(options.dataset, None, columns, options.group_column, 0)["train"]
     model, tokenizer = text_classifier(options.model, train.features["label"].names)
 
     def collate(rows: dict[str, list]) -> dict[str, Tensor]:

@@ -28,8 +28,8 @@ import transformers as tf
 from torch import Tensor, nn
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer, gradient_scope
-from hf_cgd.forward_pass import logits_of
 from hf_cgd.functional import cgd_step
+from hf_cgd.models.outputs import logits_of
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@
 Swap `transformers.Trainer` for `GroupRobustTrainer` and name the column that says which group an example belongs to.
 """
 
-from hf_cgd.config import GroupRobustConfig
+from hf_cgd.data.groups import GroupInfo
 from hf_cgd.gradients import gradient_scope
-from hf_cgd.groups import GroupInfo
-from hf_cgd.guard_rails import GroupRobustWarning
-from hf_cgd.head import HeadInput
 from hf_cgd.metrics import GroupReport, group_metrics
+from hf_cgd.models.head import HeadInput
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import CGD, CORAL, ERM, ERMUW, IRM, PGI, GroupDRO, Objective
-from hf_cgd.robust_loss import GroupRobustLoss
-from hf_cgd.trainer import GroupRobustTrainer
+from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.config import GroupRobustConfig
+from hf_cgd.trainer.trainer import GroupRobustTrainer
 
 __version__ = "0.1.0"
 

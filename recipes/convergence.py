@@ -13,7 +13,12 @@ from typing import Any
 
 from transformers import HfArgumentParser
 
-from hf_cgd.tasks.convergence import PROBLEMS, difference_from_group_dro, mean_squared_gradient_norm, slope
+from hf_cgd.experiments.studies.convergence import (
+    PROBLEMS,
+    difference_from_group_dro,
+    mean_squared_gradient_norm,
+    slope,
+)
 
 
 @dataclass

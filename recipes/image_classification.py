@@ -12,8 +12,8 @@ from typing import Any
 from transformers import set_seed
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.launch import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
-from hf_cgd.tasks import files
+from hf_cgd.cli.launch import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
+from hf_cgd.data import sources
 
 DEFAULTS = BEST_WORST_GROUP | {
     "output_dir": "outputs/image_classification",
@@ -43,8 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, DEFAULTS, arguments)
     with readable_errors(), config.main_process_first():
         columns = {name: getattr(own, name) for name in ("image_column", "label_column")}
-        splits = files.load_labelled(own.dataset, own.dataset_config, columns, config.group_column, config.seed)
-        splits = files.with_images(splits, own.image_column, own.dataset)
+        splits = sources.load_labelled(own.dataset, own.dataset_config, columns, config.group_column, config.seed)
+        splits = sources.with_images(splits, own.image_column, own.dataset)
         image_format = {} if own.image_size is None else {"input_size": (3, own.image_size, own.image_size)}
         set_seed(config.seed)
         names = splits["train"].features["label"].names

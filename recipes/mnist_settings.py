@@ -13,7 +13,7 @@ from typing import Any
 from transformers import set_seed
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.launch import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
+from hf_cgd.cli.launch import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
 from hf_cgd.tasks import colored_mnist, mnist_settings
 
 

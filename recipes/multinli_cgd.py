@@ -14,7 +14,7 @@ import torch
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.launch import BEST_WORST_GROUP, parse_command_line, readable_errors, run, text_classifier
+from hf_cgd.cli.launch import BEST_WORST_GROUP, parse_command_line, readable_errors, run, text_classifier
 from hf_cgd.tasks import multinli
 
 

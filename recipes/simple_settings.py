@@ -17,9 +17,9 @@ from typing import Any
 from transformers import HfArgumentParser
 
 from hf_cgd import GroupRobustWarning
-from hf_cgd.launch import readable_errors
+from hf_cgd.cli.launch import readable_errors
+from hf_cgd.experiments.studies import simple_settings as simple
 from hf_cgd.plots import points_figure, save_figure, weights_figure
-from hf_cgd.tasks import simple_settings as simple
 
 
 @dataclass

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from tiny import parameters_of, text_dataset, tiny_distilbert
 
-import hf_cgd.communication
+import hf_cgd.distributed.communication
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
 GLOBAL_BATCH = 12
@@ -109,11 +109,11 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     args = arguments(output_dir, world, **changes)
     data = text_dataset(rows).remove_columns("group").add_column("group", groups_of_rows(rows))
     trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))
-    original, hf_cgd.communication.dist = hf_cgd.communication.dist, collectives  # type: ignore[assignment]
+    original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]
     try:
         trainer.train(resume_from_checkpoint=resume_from)
     finally:
-        hf_cgd.communication.dist = original
+        hf_cgd.distributed.communication.dist = original
     others = trainer.accelerator.gather(parameters_of(trainer.model)[None])
     weights = trainer.group_weights
     result = {

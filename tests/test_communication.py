@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-import hf_cgd.communication
-from hf_cgd.communication import Communication, ProcessGroupCommunication
-from hf_cgd.pooled_rows import PooledRows
+import hf_cgd.distributed.communication
+from hf_cgd.distributed.communication import Communication, ProcessGroupCommunication
+from hf_cgd.robust_loss.pooling import PooledRows
 
 
 class Played(Communication):
@@ -101,7 +101,7 @@ class Group:
 @pytest.mark.parametrize("error", [None, "Backend mpi does not support reduce_scatter"])
 def test_a_backend_without_reduce_scatter_is_asked_once(monkeypatch: pytest.MonkeyPatch, error: str | None) -> None:
     group = Group(error)
-    monkeypatch.setattr(hf_cgd.communication, "dist", group)
+    monkeypatch.setattr(hf_cgd.distributed.communication, "dist", group)
     communication = ProcessGroupCommunication(torch.device("cpu"))
     parts = torch.arange(12.0).view(2, 3, 2)
     for _ in range(2):
@@ -111,6 +111,6 @@ def test_a_backend_without_reduce_scatter_is_asked_once(monkeypatch: pytest.Monk
 
 
 def test_any_other_failure_of_a_collective_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_cgd.communication, "dist", Group("Connection closed by peer"))
+    monkeypatch.setattr(hf_cgd.distributed.communication, "dist", Group("Connection closed by peer"))
     with pytest.raises(RuntimeError, match="Connection closed"):
         ProcessGroupCommunication(torch.device("cpu")).sum_scattered(torch.zeros(2, 1))

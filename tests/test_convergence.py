@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustLoss
-from hf_cgd.tasks.convergence import (
+from hf_cgd.experiments.studies.convergence import (
     PROBLEMS,
     Problem,
     difference_from_group_dro,

@@ -11,9 +11,9 @@ import torch
 from test_tasks import write_idx
 
 from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustLoss
+from hf_cgd.experiments.studies import simple_settings as simple
 from hf_cgd.functional import cosine_gram, exponentiated_step
 from hf_cgd.objectives import Objective
-from hf_cgd.tasks import simple_settings as simple
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "cosine_study.py"
 F64 = torch.float64

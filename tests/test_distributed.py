@@ -27,7 +27,7 @@ from several_processes import (
     run_case,
 )
 
-from hf_cgd.sampling import BalancedGroupSampler, WeightedGroupSampler
+from hf_cgd.data.sampling import BalancedGroupSampler, WeightedGroupSampler
 
 HERE = Path(__file__).parent
 TWO_CPUS = HERE.parent / "recipes" / "accelerate" / "cpu-2proc.yaml"

@@ -22,7 +22,7 @@ from hf_cgd.experiments import PRESETS, Grid, Run, RunResult, choose, load_resul
 from hf_cgd.experiments.__main__ import _preset, main
 from hf_cgd.experiments.runner import Outcome, command_line, worker_environments
 from hf_cgd.experiments.summary import accuracy_figure, condition_figure, reported_split
-from hf_cgd.tables import latex
+from hf_cgd.metrics.tables import latex
 
 RECIPE = str(Path(__file__).parent / "fake_recipe.py")
 ROOT = Path(__file__).parent.parent

@@ -9,8 +9,8 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Value
 from hypothesis import given
 
-from hf_cgd.columns import Column, read_columns
-from hf_cgd.groups import GroupInfo
+from hf_cgd.data.columns import Column, read_columns
+from hf_cgd.data.groups import GroupInfo
 
 
 def groups_of(**columns: list) -> GroupInfo:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_cgd import GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning
-from hf_cgd.guard_rails import WINDOW, WeightMonitor, warn_if_one_class
+from hf_cgd.monitors import WINDOW, WeightMonitor, warn_if_one_class
 
 
 def watch(weights: list[list[float]]) -> list[str]:

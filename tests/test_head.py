@@ -28,7 +28,7 @@ from transformers import (
     XLNetForSequenceClassification,
 )
 
-from hf_cgd.head import HeadInput, classification_heads
+from hf_cgd.models.head import HeadInput, classification_heads
 
 SMALL = dict(
     vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=3,

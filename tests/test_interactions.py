@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustTrainer
-from hf_cgd.interactions import MAX_GROUPS
 from hf_cgd.plots import interactions_figure
+from hf_cgd.robust_loss.interactions import MAX_GROUPS
 
 NAMES = ["a", "b", "c"]
 

@@ -28,10 +28,10 @@ from hf_cgd import (
     GroupRobustTrainer,
     Objective,
 )
-from hf_cgd.checkpoints import last_complete_checkpoint
 from hf_cgd.gradients import AutoEngine
-from hf_cgd.group_history import HISTORY_FILE, GroupHistory, read_group_history
 from hf_cgd.plots import weight_curves
+from hf_cgd.trainer.checkpoints import last_complete_checkpoint
+from hf_cgd.trainer.history import HISTORY_FILE, GroupHistory, read_group_history
 
 Build = Callable[..., GroupRobustTrainer]
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 # ---- Thousands of steps ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore::hf_cgd.guard_rails.GroupRobustWarning")
+@pytest.mark.filterwarnings("ignore::hf_cgd.monitors.GroupRobustWarning")
 @pytest.mark.parametrize(
     ("objective", "engine"),
     [

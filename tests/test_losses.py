@@ -5,7 +5,14 @@ import torch
 from tiny import tiny_distilbert
 from transformers.trainer_pt_utils import LabelSmoother
 
-from hf_cgd.losses import CLASSIFICATION, MULTI_LABEL, REGRESSION, example_losses, infer_problem_type, predictions_of
+from hf_cgd.models.example_losses import (
+    CLASSIFICATION,
+    MULTI_LABEL,
+    REGRESSION,
+    example_losses,
+    infer_problem_type,
+    predictions_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import given
 from sklearn.metrics import accuracy_score
 
 from hf_cgd import GroupReport, GroupRobustWarning, group_metrics
-from hf_cgd.losses import MULTI_LABEL, REGRESSION
 from hf_cgd.metrics import is_interval, lower_is_better, wilson_interval
+from hf_cgd.models.example_losses import MULTI_LABEL, REGRESSION
 
 
 def test_by_hand() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from hf_cgd import CORAL, ERM, ERMUW, IRM, PGI, GroupInfo, GroupRobustLoss, GroupRobustWarning, Objective
-from hf_cgd.communication import Communication
+from hf_cgd.distributed.communication import Communication
 from hf_cgd.functional import (
     alternating_halves,
     coral_distance,
@@ -21,7 +21,7 @@ from hf_cgd.functional import (
     pgi_divergence,
     scale_gradients,
 )
-from hf_cgd.guard_rails import WINDOW
+from hf_cgd.monitors import WINDOW
 
 F64 = torch.float64
 

@@ -25,7 +25,7 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from hf_cgd.launch import image_classifier, parse_command_line, text_classifier
+from hf_cgd.cli.launch import image_classifier, parse_command_line, text_classifier
 from hf_cgd.tasks import multinli
 
 RECIPES = Path(__file__).parent.parent / "recipes"

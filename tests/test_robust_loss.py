@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning, Objective
-from hf_cgd.communication import Communication
+from hf_cgd.distributed.communication import Communication
 
 TWO = GroupInfo(["a", "b"], [90, 10])
 
@@ -200,7 +200,7 @@ def test_what_an_objective_needs_is_asked_for_at_construction() -> None:
 
 
 def test_pooled_gradients_that_are_large_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_cgd.robust_loss.LARGE_ROWS", 2 * 6 * 8 - 1)
+    monkeypatch.setattr("hf_cgd.robust_loss.loss.LARGE_ROWS", 2 * 6 * 8 - 1)
     model = Quadratic()
     robust_loss = GroupRobustLoss(CGD(), TWO, list(model.parameters()), weight_timing="next")
     ids = torch.tensor([0, 1])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from hf_cgd.sampling import BalancedGroupSampler, GroupSampler, WeightedGroupSampler
+from hf_cgd.data.sampling import BalancedGroupSampler, GroupSampler, WeightedGroupSampler
 
 
 def batches_of(sampler: GroupSampler) -> list[list[int]]:

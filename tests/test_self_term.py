@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny import parameters_of, text_dataset
 
 from hf_cgd import CGD, GroupInfo, GroupRobustLoss, GroupRobustTrainer
-from hf_cgd.communication import Communication
+from hf_cgd.distributed.communication import Communication
 from hf_cgd.functional import cgd_step, merge_halves
 from hf_cgd.gradients import TensorHookEngine
 

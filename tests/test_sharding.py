@@ -18,7 +18,7 @@ from tiny import tiny_distilbert
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.sharding import is_sharded, require_supported, require_that_fsdp_runs
+from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
 HERE = Path(__file__).parent
 WRAPPED = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
-from hf_cgd.tasks import simple_settings as simple
+from hf_cgd.experiments.studies import simple_settings as simple
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "simple_settings.py"
 

@@ -14,8 +14,9 @@ from tiny import parameters_of, text_dataset, tiny_distilbert
 from torch import Tensor, nn
 
 from hf_cgd import GroupRobustTrainer, gradient_scope
-from hf_cgd.gradients import AutoEngine, NotExactError, PerGroupEngine, SinglePassEngine, auto
-from hf_cgd.gradients.per_group import unflatten
+from hf_cgd.gradients import AutoEngine, NotExactError, PerGroupEngine, SinglePassEngine
+from hf_cgd.gradients.engines import auto
+from hf_cgd.gradients.engines.per_group import unflatten
 
 Build = Callable[..., GroupRobustTrainer]
 BATCH = 6

@@ -14,7 +14,7 @@ from tiny import parameters_of, text_rows
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import hf_cgd.trainer
+import hf_cgd.trainer.trainer
 from hf_cgd import (
     CGD,
     CORAL,
@@ -29,7 +29,7 @@ from hf_cgd import (
     Objective,
     gradient_scope,
 )
-from hf_cgd.communication import Communication
+from hf_cgd.distributed.communication import Communication
 from hf_cgd.gradients import (
     AutoEngine,
     OneHotEngine,
@@ -272,7 +272,7 @@ def test_xla_is_what_needs_static_shapes() -> None:
 
 @pytest.fixture
 def as_on_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_cgd.trainer, "needs_static_shapes", lambda device: True)
+    monkeypatch.setattr(hf_cgd.trainer.trainer, "needs_static_shapes", lambda device: True)
 
 
 def uneven(steps: int = 6) -> Dataset:
@@ -303,7 +303,7 @@ def test_a_run_as_on_xla_gives_the_numbers_of_an_ordinary_one(
 ) -> None:
     ordinary = trainer_of(trainer, objective)
     ordinary.train()
-    monkeypatch.setattr(hf_cgd.trainer, "needs_static_shapes", lambda device: True)
+    monkeypatch.setattr(hf_cgd.trainer.trainer, "needs_static_shapes", lambda device: True)
     static = trainer_of(trainer, objective)
     static.train()
     assert torch.allclose(parameters_of(ordinary.model), parameters_of(static.model), atol=2e-6)
@@ -372,7 +372,7 @@ def recorded_steps(trainer: GroupRobustTrainer, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(GroupRobustLoss, "open_window", window)
     monkeypatch.setattr(GroupRobustTrainer, "training_step", step)
     # On a CPU, and nowhere else, the scalar of an engine looks whether its factor is 1.
-    monkeypatch.setattr("hf_cgd.gradients.surrogate._WithGradients.backward", staticmethod(times_factor))
+    monkeypatch.setattr("hf_cgd.gradients.autograd._WithGradients.backward", staticmethod(times_factor))
     trainer.train()
     return steps
 

@@ -13,7 +13,8 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Value
 from PIL import Image
 
-from hf_cgd.tasks import colored_mnist, files, multinli
+from hf_cgd.data import sources
+from hf_cgd.tasks import colored_mnist, multinli
 
 # ---- MultiNLI -------------------------------------------------------------------------------------------------------
 
@@ -267,24 +268,24 @@ def write_table(path: Path, rows: dict[str, list[Any]] | None = None) -> Path:
 
 @pytest.mark.parametrize("name", ["d.csv", "d.tsv", "d.jsonl", "d.parquet"])
 def test_tables(tmp_path: Path, name: str) -> None:
-    splits = files.load_splits(str(write_table(tmp_path / name)))
+    splits = sources.load_splits(str(write_table(tmp_path / name)))
     assert list(splits) == ["train"] and splits["train"].to_dict() == ROWS
 
 
 def test_changed_file_is_read_again(tmp_path: Path) -> None:
     path = write_table(tmp_path / "d.csv")
-    files.read_table(path)
+    sources.read_table(path)
     write_table(path, {"text": ["new"]})
-    assert files.read_table(path).to_dict() == {"text": ["new"]}
+    assert sources.read_table(path).to_dict() == {"text": ["new"]}
 
 
 def test_folder_of_tables_by_stem(tmp_path: Path) -> None:
     for name in ("train.csv", "dev.jsonl", "test.parquet", "notes.csv"):
         write_table(tmp_path / name)
-    assert list(files.load_splits(str(tmp_path))) == ["train", "validation", "test"]
+    assert list(sources.load_splits(str(tmp_path))) == ["train", "validation", "test"]
     write_table(tmp_path / "train.jsonl")
     with pytest.raises(ValueError, match=r"one table named 'train', found train.csv and train.jsonl"):
-        files.load_splits(str(tmp_path))
+        sources.load_splits(str(tmp_path))
 
 
 def write_images(folder: Path, names: list[str], size: int = 8) -> None:
@@ -298,47 +299,47 @@ def test_image_folder_with_metadata(tmp_path: Path) -> None:
     write_images(tmp_path / "train", names)
     table = {"file_name": names, "label": ["cat", "dog", "cat"], "place": ["in", "out", "out"]}
     write_table(tmp_path / "train" / "metadata.csv", table)
-    splits = files.load_splits(str(tmp_path))
+    splits = sources.load_splits(str(tmp_path))
     assert sorted(splits["train"].column_names) == ["image", "label", "place"]
-    assert files.with_images(splits, "image", tmp_path)["train"][1]["image"].getpixel((0, 0)) == (40, 0, 0)
+    assert sources.with_images(splits, "image", tmp_path)["train"][1]["image"].getpixel((0, 0)) == (40, 0, 0)
 
 
 def test_images_named_in_a_table(tmp_path: Path) -> None:
     write_images(tmp_path / "img", ["a.png", "b.png"])
     path = write_table(tmp_path / "d.csv", {"file": ["img/a.png", "img/b.png"], "y": [0, 1]})
-    splits = files.with_images(files.load_splits(str(path)), "file", path)
+    splits = sources.with_images(sources.load_splits(str(path)), "file", path)
     assert splits["train"][1]["file"].getpixel((0, 0)) == (40, 0, 0)
     with pytest.raises(ValueError, match="expected images or paths of image files, got"):
-        files.with_images(splits, "y", path)
+        sources.with_images(splits, "y", path)
     write_table(path, {"file": ["img/a.png", "img/z.png"]})
     with pytest.raises(FileNotFoundError, match=r"1 of 2 are missing, such as .*z.png"):
-        files.with_images(files.load_splits(str(path)), "file", path)
+        sources.with_images(sources.load_splits(str(path)), "file", path)
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--dataset: expected a CSV"):
-        files.load_labelled(None, None, {"label_column": "label"}, None)
+        sources.load_labelled(None, None, {"label_column": "label"}, None)
     with pytest.raises(FileNotFoundError, match="there is no 'nowhere.csv'"):
-        files.load_splits("nowhere.csv")
+        sources.load_splits("nowhere.csv")
     with pytest.raises(ConnectionError, match=r"Expected to load 'no/where'.*\n.*\nCheck the id, or pass the path"):
-        files.load_splits("no/where")
+        sources.load_splits("no/where")
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(FileNotFoundError, match=r"train, validation and test tables .* found \['notes.txt'\]"):
-        files.load_splits(str(tmp_path))
+        sources.load_splits(str(tmp_path))
     with pytest.raises(ValueError, match=r"expected a file that ends in \.csv"):
-        files.read_table(tmp_path / "notes.txt")
+        sources.read_table(tmp_path / "notes.txt")
     write_table(tmp_path / "test.csv")
     with pytest.raises(FileNotFoundError, match=r"a split named 'train', found \['test'\]"):
-        files.load_splits(str(tmp_path))
+        sources.load_splits(str(tmp_path))
 
 
 def test_missing_columns(tmp_path: Path) -> None:
     path = str(write_table(tmp_path / "d.csv"))
     message = r"--label_column: expected a column 'label' in the train split, which has \['text', 'mood', 'place'\]"
     with pytest.raises(ValueError, match=message):
-        files.load_labelled(path, None, {"text_column": "text", "label_column": "label"}, None)
+        sources.load_labelled(path, None, {"text_column": "text", "label_column": "label"}, None)
     with pytest.raises(ValueError, match="--group_column: expected a column 'site'"):
-        files.load_labelled(path, None, {"label_column": "mood"}, ["mood", "site"])
+        sources.load_labelled(path, None, {"label_column": "mood"}, ["mood", "site"])
 
 
 @pytest.mark.parametrize(
@@ -351,7 +352,7 @@ def test_missing_columns(tmp_path: Path) -> None:
     ],
 )
 def test_class_labels(values: list[Any], names: list[str], codes: list[int]) -> None:
-    splits = files.with_class_labels(DatasetDict(train=Dataset.from_dict({"y": values, "text": ["t"] * 3})), "y")
+    splits = sources.with_class_labels(DatasetDict(train=Dataset.from_dict({"y": values, "text": ["t"] * 3})), "y")
     assert splits["train"].features["label"] == splits["train"].features["y"] == ClassLabel(names=names)
     assert splits["train"]["label"][:] == splits["train"]["y"][:] == codes
 
@@ -360,7 +361,7 @@ def test_class_labels_keep_what_the_dataset_says() -> None:
     features = datasets.Features(label=ClassLabel(names=["z", "a", "unused"]), n=Value("int64"))
     train = Dataset.from_dict({"label": [0, 1], "n": [1, 2]}, features=features)
     unlabelled = Dataset.from_dict({"label": [-1, -1], "n": [1, 2]}, features=features)
-    splits = files.with_class_labels(DatasetDict(train=train, test=unlabelled), "label")
+    splits = sources.with_class_labels(DatasetDict(train=train, test=unlabelled), "label")
     assert list(splits) == ["train"]
     assert splits["train"].features["label"].names == ["z", "a", "unused"] and splits["train"]["label"][:] == [0, 1]
 
@@ -376,24 +377,24 @@ def test_class_labels_keep_what_the_dataset_says() -> None:
 )
 def test_labels_that_are_no_classes(rows: dict[str, list[Any]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        files.with_class_labels(DatasetDict(train=Dataset.from_dict(rows)), "y")
+        sources.with_class_labels(DatasetDict(train=Dataset.from_dict(rows)), "y")
 
 
 def test_text_must_be_text() -> None:
     splits = DatasetDict(train=Dataset.from_dict({"text": ["a", None]}))
     with pytest.raises(ValueError, match="'text', train row 1: expected a text, got None"):
-        files.require_text(splits, ["text", None])
+        sources.require_text(splits, ["text", None])
 
 
 def test_carved_validation_is_a_tenth_of_each_group(caplog: pytest.LogCaptureFixture) -> None:
     rows = {"id": range(152), "g": ["big"] * 100 + ["small"] * 40 + ["tiny"] * 10 + ["pair"] * 2}
     splits = DatasetDict(train=Dataset.from_dict({**rows, "id": list(rows["id"])}))
     with caplog.at_level("INFO"):
-        carved = files.with_validation(splits, ["g"], seed=5)
+        carved = sources.with_validation(splits, ["g"], seed=5)
     assert Counter(carved["validation"]["g"][:]) == {"big": 10, "small": 4, "tiny": 1}
     assert Counter(carved["train"]["g"][:]) == {"big": 90, "small": 36, "tiny": 9, "pair": 2}
     assert sorted([*carved["train"]["id"], *carved["validation"]["id"]]) == list(range(152))
     assert "15 of the 152 training examples (10 % of every group of g, seed 5)" in caplog.text
-    assert files.with_validation(carved, ["g"]) is carved
-    again, other = (files.with_validation(splits, ["g"], seed=seed)["validation"]["id"][:] for seed in (5, 6))
+    assert sources.with_validation(carved, ["g"]) is carved
+    again, other = (sources.with_validation(splits, ["g"], seed=seed)["validation"]["id"][:] for seed in (5, 6))
     assert carved["validation"]["id"][:] == again != other

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2ForSequenceClassification, ResNetConfig, ResNetForImageClassification
 
 from hf_cgd import GroupRobustLoss, GroupRobustTrainer
+from hf_cgd.data.groups import GroupInfo
 from hf_cgd.gradients import PerGroupEngine, TensorHookEngine, gradient_scope, gram_matrix
-from hf_cgd.groups import GroupInfo
 from hf_cgd.objectives import CGD, GroupDRO
 from hf_cgd.objectives.base import GroupBatch, ObjectiveOutput
 

@@ -12,7 +12,7 @@ from tiny import text_dataset, text_rows, tiny_distilbert
 from transformers import DataCollatorWithPadding, DistilBertTokenizer, TrainingArguments, default_data_collator
 
 from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustTrainer, GroupRobustWarning
-from hf_cgd.collator import GroupCollator
+from hf_cgd.data.collator import GroupCollator
 
 Build = Callable[..., GroupRobustTrainer]
 

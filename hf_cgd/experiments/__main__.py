@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from hf_cgd.cli.launch import readable_errors
 from hf_cgd.experiments.grid import Grid, has_option
 from hf_cgd.experiments.presets import PRESETS, Preset
 from hf_cgd.experiments.runner import Outcome, load_results, run_grid
@@ -24,10 +25,9 @@ from hf_cgd.experiments.summary import (
     result_rows,
     search_rows,
 )
-from hf_cgd.launch import readable_errors
+from hf_cgd.metrics.tables import latex, markdown
 from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.plots import save_figure
-from hf_cgd.tables import latex, markdown
 
 EXAMPLES = """examples:
   python -m hf_cgd.experiments mnist_settings --workers 2 -- --data_dir my/mnist

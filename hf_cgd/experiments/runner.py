@@ -19,10 +19,10 @@ from typing import IO, Any
 import torch
 from tqdm.auto import tqdm
 
-from hf_cgd.checkpoints import last_complete_checkpoint
+from hf_cgd.cli.launch import BEST_WORST_GROUP, REPORT_FILE
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.selection import Choice, RunResult, choose, reported_runs, validation_score
-from hf_cgd.launch import BEST_WORST_GROUP, REPORT_FILE
+from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 
 try:
     import fcntl
@@ -242,7 +242,7 @@ class _Pool:
         if code != 0:
             return Failure(run, f"ended with {code}:\n{_tail(folder / LOG_FILE)}\n", folder / LOG_FILE)
         if not report.exists():
-            reason = f"wrote no {REPORT_FILE} to its output_dir; a recipe has to end with hf_cgd.launch.run"
+            reason = f"wrote no {REPORT_FILE} to its output_dir; a recipe has to end with hf_cgd.cli.launch.run"
             return Failure(run, reason, folder / LOG_FILE)
         reports = json.loads(report.read_text(encoding="utf-8"))
         result = RunResult(

@@ -8,8 +8,8 @@ import numpy as np
 from hf_cgd.experiments.grid import Grid, Setting, runs_of, setting_name
 from hf_cgd.experiments.selection import Choice, RunResult
 from hf_cgd.metrics import GroupReport, GroupRow
+from hf_cgd.metrics.tables import mean_and_deviation
 from hf_cgd.plots import comparison_figure, sweep_figure
-from hf_cgd.tables import mean_and_deviation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

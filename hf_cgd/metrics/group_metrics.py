@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.stats import pearsonr
 
-from hf_cgd.guard_rails import GroupRobustWarning
-from hf_cgd.losses import CLASSIFICATION, REGRESSION
 from hf_cgd.metrics.intervals import wilson_interval
+from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
+from hf_cgd.monitors import GroupRobustWarning
 
 INTERVALS = ("group_accuracy_low/", "group_accuracy_high/")
 
@@ -45,7 +45,7 @@ def group_metrics(
         losses: [N], for `group_loss/<name>` and `worst_group_loss`; None leaves these out.
         train_counts: training examples by group name, for `adjusted_accuracy`: the group accuracies weighted by the
             groups' shares of the training set (over the groups evaluated). None leaves it out.
-        problem_type: one of `hf_cgd.losses.PROBLEM_TYPES`.
+        problem_type: one of `hf_cgd.models.example_losses.PROBLEM_TYPES`.
 
     Returns:
         plain floats. Classification: `accuracy`, `worst_group_accuracy`, `mean_group_accuracy`, `adjusted_accuracy`,

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hf_cgd.communication import Communication
+from hf_cgd.distributed.communication import Communication
 
 ABSENT_GROUPS = ("frozen", "zero_loss")
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from hf_cgd.tasks.files import load_from_hub
+from hf_cgd.data.sources import load_from_hub
 
 HUB_ID = "ylecun/mnist"
 GROUP_COLUMNS = ("group",)

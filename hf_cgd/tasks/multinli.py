@@ -15,7 +15,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from hf_cgd.tasks.files import find_tables, load_from_hub, read_table, require_columns, require_text
+from hf_cgd.data.sources import find_tables, load_from_hub, read_table, require_columns, require_text
 
 HUB_ID = "nyu-mll/multi_nli"
 LABELS = ("entailment", "neutral", "contradiction")

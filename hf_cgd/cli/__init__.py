@@ -1,0 +1,1 @@
+"""What recipes and commands share."""

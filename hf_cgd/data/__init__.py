@@ -1,0 +1,1 @@
+"""From a dataset's columns to the group ids of a batch."""

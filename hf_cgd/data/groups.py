@@ -1,0 +1,231 @@
+"""Who is in which group: names, counts, and the way from a dataset's values to group ids."""
+
+import math
+import numbers
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_cgd.data.columns import Column
+
+UNKNOWN_GROUP = -1
+"""Group id of an evaluation example whose group is not known."""
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """The K groups of a dataset: names, counts, and how a row's values give its group.
+
+    Args:
+        names: one name per group, all different. A group of one column is named by the column's value (`"land"`); one
+            of several crossed columns by all of them (`"label:1 place:land"`).
+        counts: training examples of each group, all positive; None where nobody has counted (streams).
+        columns: the column or columns the groups come from.
+        class_names: for a column of integers that stand for classes (`datasets.ClassLabel`), the names of these.
+        class_counts: [C, K] training examples of each class (of the labels) in each group, for PGI; None where nobody
+            has counted.
+
+    Raises:
+        ValueError: no names, a name twice, or counts that do not fit.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...] | None = None
+    columns: tuple[str, ...] = ("group",)
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    class_counts: tuple[tuple[int, ...], ...] | None = None
+    _seen: dict[Any, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(str(name) for name in self.names))
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "class_names", {k: tuple(v) for k, v in self.class_names.items()})
+        if not self.names:
+            raise ValueError("Expected at least one group, got none.")
+        if len(set(self.names)) != len(self.names):
+            twice = [name for name, times in Counter(self.names).items() if times > 1]
+            raise ValueError(f"Group names must be different, but {twice} stand more than once.")
+        if self.counts is not None:
+            object.__setattr__(self, "counts", tuple(int(count) for count in self.counts))
+            if len(self.counts) != len(self.names) or min(self.counts) < 1:
+                raise ValueError(
+                    f"Expected one positive count for each of the {len(self.names)} groups {list(self.names)}, "
+                    f"got {list(self.counts)}."
+                )
+        if self.class_counts is not None:
+            rows = tuple(tuple(int(count) for count in row) for row in self.class_counts)
+            object.__setattr__(self, "class_counts", rows)
+            totals = tuple(sum(column) for column in zip(*rows, strict=False))
+            fits = bool(rows) and all(len(row) == len(self.names) and min(row) >= 0 for row in rows)
+            if not fits or (self.counts is not None and totals != self.counts):
+                raise ValueError(
+                    f"Expected class_counts with one row of {len(self.names)} numbers >= 0 per class, whose sums over "
+                    f"the classes are the counts {self.counts and list(self.counts)}, got {list(map(list, rows))}."
+                )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Column]) -> "GroupInfo":
+        """Groups of one column, or of several crossed ones (only the combinations that occur).
+
+        The order of the groups is that of the classes for a `ClassLabel`, else the sorted order of the values.
+
+        Raises:
+            ValueError: no rows, or values that cannot name a group (None, NaN, floats, negative integers, lists).
+        """
+        class_names = {name: column.class_names for name, column in columns.items() if column.class_names}
+        length = len(next(iter(columns.values())).values)
+        if length == 0:
+            raise ValueError(
+                f"Expected examples with the group column(s) {list(columns)}, but the dataset is empty. "
+                "Check the split or the filter that made it."
+            )
+        row_names = {
+            name: [_value_name(name, value, column.class_names, row) for row, value in enumerate(column.values)]
+            for name, column in columns.items()
+        }
+        ranks = [_ranks(row_names[name], column) for name, column in columns.items()]
+        codes = [[rank[value] for value in row_names[name]] for rank, name in zip(ranks, columns, strict=True)]
+        occurring = Counter(zip(*codes, strict=True))
+        order = sorted(occurring)
+        value_names = [list(rank) for rank in ranks]
+        return cls(
+            names=tuple(
+                _group_name(tuple(columns), [names[code] for names, code in zip(value_names, key, strict=True)])
+                for key in order
+            ),
+            counts=tuple(occurring[key] for key in order),
+            columns=tuple(columns),
+            class_names=class_names,
+        )
+
+    def name_of(self, values: Sequence[Any], row: int | None = None) -> str:
+        """Name of the group that the values of one row (one per column) stand for, whether or not it is among `names`.
+
+        Raises:
+            ValueError: a value that cannot name a group; `row` is named in the message.
+        """
+        parts = [
+            _value_name(column, value, self.class_names.get(column), row)
+            for column, value in zip(self.columns, values, strict=True)
+        ]
+        return _group_name(self.columns, parts)
+
+    def encode(self, rows: Iterable[Sequence[Any]]) -> np.ndarray:
+        """Group ids [N] (int64) of rows of values, one value per column.
+
+        Raises:
+            ValueError: a value that cannot name a group, or a group that is not among `names`.
+        """
+        index = {name: i for i, name in enumerate(self.names)}
+        ids = []
+        for row, values in enumerate(rows):
+            # The type is a part of the key since True and 1 are equal, yet other groups.
+            plain = all(isinstance(value, (str, int, np.generic)) for value in values)
+            key = tuple((type(value), value) for value in values) if plain else None
+            place = self._seen.get(key)
+            if place is None:
+                name = self.name_of(values, row)
+                place = index.get(name)
+                if place is None:
+                    raise ValueError(
+                        f"Row {row} belongs to group {name!r}, which is not one of the known groups "
+                        f"{list(self.names)}. Add the group to the training data (or to `groups=`), or leave the row "
+                        "out."
+                    )
+                if plain:
+                    self._seen[key] = place
+            ids.append(place)
+        return np.asarray(ids, dtype=np.int64)
+
+    def encode_columns(self, columns: Mapping[str, Column]) -> np.ndarray:
+        """Group ids [N] of whole columns; a column's own class names are used where it has any."""
+        own = {name: column.class_names for name, column in columns.items() if column.class_names}
+        info = GroupInfo(self.names, self.counts, self.columns, {**self.class_names, **own})
+        return info.encode(zip(*(columns[name].values for name in self.columns), strict=True))
+
+    def extended(self, names: Iterable[str]) -> "GroupInfo":
+        """These groups followed by the `names` that are new, without counts."""
+        new = tuple(name for name in dict.fromkeys(names) if name not in set(self.names))
+        return GroupInfo(self.names + new, None, self.columns, self.class_names)
+
+    def counts_tensor(self) -> torch.Tensor:
+        """Counts [K] as float64; ones where the counts are not known."""
+        return torch.tensor(self.counts or [1] * len(self.names), dtype=torch.float64)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form; `from_dict` gives the same groups back."""
+        return {
+            "names": list(self.names),
+            "counts": None if self.counts is None else list(self.counts),
+            "columns": list(self.columns),
+            "class_names": {name: list(classes) for name, classes in self.class_names.items()},
+            "class_counts": None if self.class_counts is None else [list(row) for row in self.class_counts],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "GroupInfo":
+        """Inverse of `to_dict`."""
+        return cls(**data)
+
+
+def _group_name(columns: Sequence[str], parts: Sequence[str]) -> str:
+    if len(parts) == 1:
+        return parts[0]
+    return " ".join(f"{column}:{part}" for column, part in zip(columns, parts, strict=True))
+
+
+def _ranks(row_names: Sequence[str], column: Column) -> dict[str, int]:
+    """The names that occur in a column, each with its place: order of the classes, else sorted order of the values."""
+    first_value = dict(zip(reversed(row_names), reversed(column.values), strict=True))
+    if column.class_names:
+        order = [name for name in column.class_names if name in first_value]
+    else:
+        mixed = len({isinstance(value, str) for value in first_value.values()}) > 1
+        order = sorted(first_value, key=lambda name: name if mixed else first_value[name])
+    return {name: place for place, name in enumerate(order)}
+
+
+def _value_name(column: str, value: Any, class_names: Sequence[str] | None, row: int | None) -> str:
+    """The name a value gives to its group; the one place that decides which values may be groups."""
+    where = f"Group column {column!r}" + ("" if row is None else f", row {row}")
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
+        value = value.item()
+    if value is None or (isinstance(value, numbers.Real) and math.isnan(value)):
+        raise ValueError(
+            f"{where}: expected an integer, a string or a bool, got {value!r}. Every training example needs a group: "
+            "fill in the missing values (for instance with 'unknown') or drop these rows."
+        )
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bool, np.bool_)):
+        return str(bool(value))
+    if isinstance(value, numbers.Integral):
+        number = int(value)
+        if number < 0:
+            raise ValueError(
+                f"{where}: expected integers >= 0, got {number}. Negative numbers usually mark missing values: "
+                "give those rows a group of their own or drop them."
+            )
+        if class_names is not None:
+            if number >= len(class_names):
+                raise ValueError(
+                    f"{where}: expected a class in 0..{len(class_names) - 1} ({list(class_names)}), got {number}."
+                )
+            return class_names[number]
+        return str(number)
+    if isinstance(value, numbers.Real):
+        raise ValueError(
+            f"{where}: expected an integer, a string or a bool, got the float {float(value)!r}. Cut a continuous "
+            f"column into bins, or cast it: dataset.cast_column({column!r}, Value('int64'))."
+        )
+    raise ValueError(
+        f"{where}: expected one integer, string or bool per example, got {type(value).__name__} ({str(value)[:60]}). "
+        "Name several columns to cross them, in place of one column that holds lists."
+    )

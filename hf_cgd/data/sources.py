@@ -1,0 +1,302 @@
+"""A user's own data: from a Hub id, a file or a folder to labelled splits whose groups are known."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from datasets import ClassLabel, Dataset, DatasetDict, Image
+
+from hf_cgd.data.columns import class_names_of, read_columns
+from hf_cgd.data.groups import GroupInfo
+
+logger = logging.getLogger(__name__)
+
+READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+"""Endings of the files that hold a table of examples, and the reader of each."""
+
+SPLIT_NAMES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev", "eval"),
+    "test": ("test",),
+}
+"""The splits, and the names under which each is looked for, the first found wins."""
+
+
+def load_labelled(
+    dataset: str | None,
+    config_name: str | None,
+    columns: Mapping[str, str | None],
+    group_columns: Sequence[str] | None,
+    seed: int = 0,
+) -> DatasetDict:
+    """Splits "train", "validation" and, where there is one, "test", with classes in "label".
+
+    Args:
+        dataset: see `load_splits`; None, for an option that was not given, is an error.
+        config_name: configuration of a dataset on the Hub.
+        columns: {option: column} that every split must have, "label_column" among them; None for one that is not set.
+        group_columns: columns that the training split must have; None for none.
+        seed: of the draw of a validation split, see `with_validation`.
+
+    Raises:
+        ValueError: a column that is missing or does not hold classes.
+        FileNotFoundError, ConnectionError: see `load_splits`.
+    """
+    if dataset is None:
+        raise ValueError(
+            "--dataset: expected a CSV, JSONL or Parquet file, a folder or the id of a dataset on the Hub, got "
+            "nothing. Say where the data is, for instance --dataset train.csv."
+        )
+    splits = load_splits(dataset, config_name)
+    require_columns(splits, columns)
+    for column in group_columns or ():
+        require_columns({"train": splits["train"]}, {"group_column": column})
+    label_column = columns["label_column"]
+    assert label_column is not None
+    splits = with_class_labels(splits, label_column)
+    return with_validation(splits, group_columns or ["label"], seed=seed)
+
+
+def load_splits(dataset: str, config_name: str | None = None) -> DatasetDict:
+    """Splits "train" and, where there are any, "validation" and "test".
+
+    Args:
+        dataset: a table (`READERS` lists the endings), which becomes "train"; a folder with one table for each split,
+            found by its stem; an image folder (`metadata.csv` with a `file_name` column, or one folder per class); or
+            the id of a dataset on the Hub.
+        config_name: configuration of a dataset on the Hub that has several.
+
+    Raises:
+        FileNotFoundError: a file that does not exist, or a folder without training data.
+        ConnectionError: the Hub has no such dataset, or cannot be reached.
+    """
+    path = Path(dataset)
+    if path.is_file():
+        return DatasetDict({"train": read_table(path)})
+    if path.is_dir():
+        names = {alias: split for split, aliases in SPLIT_NAMES.items() for alias in reversed(aliases)}
+        tables = find_tables(path, names)
+        if tables:
+            return _by_split({stem: read_table(table) for stem, table in tables.items()}, str(path))
+        if not any(path.rglob("metadata.*")) and not any(child.is_dir() for child in path.iterdir()):
+            raise FileNotFoundError(
+                f"{path}: expected train, validation and test tables ({', '.join(READERS)}), or images with a "
+                f"metadata.csv, found {sorted(child.name for child in path.iterdir())[:10]}. Rename the files, or "
+                "pass the path of a single table."
+            )
+        return _by_split(datasets.load_dataset("imagefolder", data_dir=str(path)), str(path))
+    if path.suffix in READERS or path.is_absolute() or dataset.count("/") > 1:
+        raise FileNotFoundError(
+            f"Expected a file, a folder or the id of a dataset on the Hub, but there is no {dataset!r} (looked in "
+            f"{Path.cwd()}). Correct the path."
+        )
+    advice = "Check the id, or pass the path of a CSV, JSONL or Parquet file or of a folder."
+    return _by_split(load_from_hub(dataset, advice, config_name), dataset)
+
+
+def load_from_hub(hub_id: str, advice: str, config_name: str | None = None) -> DatasetDict:
+    """A dataset of the Hub.
+
+    Raises:
+        ConnectionError: it cannot be had; three lines say what, why, and what to do, of which `advice` is the last.
+    """
+    try:
+        return datasets.load_dataset(hub_id, config_name)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0") else ""
+        raise ConnectionError(
+            f"Expected to load {hub_id!r} from the Hugging Face Hub, which needs a connection or a cached copy.\n"
+            f"It failed: {reason}.{offline}\n{advice}"
+        ) from error
+
+
+def read_table(path: str | Path) -> Dataset:
+    """The rows of a CSV, TSV, JSONL, JSON or Parquet file.
+
+    Raises:
+        ValueError: another ending.
+        FileNotFoundError: no such file.
+    """
+    path = Path(path)
+    if path.suffix not in READERS:
+        raise ValueError(f"{path}: expected a file that ends in {', '.join(READERS)}. Convert it to one of these.")
+    if not path.is_file():
+        raise FileNotFoundError(f"Expected a table of examples at {path}, but there is no such file.")
+    options = {"sep": "\t"} if path.suffix == ".tsv" else {}
+    return datasets.load_dataset(READERS[path.suffix], data_files={"train": str(path)}, split="train", **options)
+
+
+def find_tables(folder: str | Path, stems: Mapping[str, Any] | Sequence[str]) -> dict[str, Path]:
+    """The tables in a folder whose stem (file name without ending) is among `stems`, {stem: path} in their order.
+
+    Raises:
+        ValueError: two tables of one stem.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(Path(folder).iterdir()):
+        if path.suffix in READERS and path.stem in stems:
+            if path.stem in found:
+                raise ValueError(
+                    f"{folder}: expected one table named {path.stem!r}, found {found[path.stem].name} and "
+                    f"{path.name}. Remove one."
+                )
+            found[path.stem] = path
+    return {stem: found[stem] for stem in stems if stem in found}
+
+
+def _by_split(found: Mapping[str, Dataset], where: str) -> DatasetDict:
+    splits = DatasetDict()
+    for split, aliases in SPLIT_NAMES.items():
+        name = next((alias for alias in aliases if alias in found), None)
+        if name is not None:
+            splits[split] = found[name]
+    if "train" not in splits:
+        raise FileNotFoundError(
+            f"{where}: expected a split named 'train', found {sorted(found)}. Rename the training data."
+        )
+    return splits
+
+
+def require_columns(splits: Mapping[str, Dataset], options: Mapping[str, str | None]) -> None:
+    """Check that the column that each option names is in every split; {option: column}, None for one that is not set.
+
+    Raises:
+        ValueError: a missing column; tells the option, the split and the columns there are.
+    """
+    for split, rows in splits.items():
+        for option, column in options.items():
+            if column is not None and column not in rows.column_names:
+                raise ValueError(
+                    f"--{option}: expected a column {column!r} in the {split} split, which has {rows.column_names}. "
+                    f"Pass --{option} with one of these."
+                )
+
+
+def require_text(splits: Mapping[str, Dataset], columns: Sequence[str | None]) -> None:
+    """Check that the columns hold a string in every row; entries that are None are passed over.
+
+    Raises:
+        ValueError: anything else; tells the split and the row.
+    """
+    for split, rows in splits.items():
+        for column in filter(None, columns):
+            for row, value in enumerate(rows[column][:]):
+                if not isinstance(value, str):
+                    raise ValueError(
+                        f"Column {column!r}, {split} row {row}: expected a text, got {value!r}. Fill in or drop such "
+                        "rows, or name another column."
+                    )
+
+
+def with_class_labels(splits: DatasetDict, column: str) -> DatasetDict:
+    """The same splits with a column "label" of classes 0..C-1 that knows their names.
+
+    A `ClassLabel` keeps its classes. Of any other column the classes are the values that occur in any of the splits,
+    in sorted order. A test split without labels (all -1 or None) is left out.
+
+    Raises:
+        ValueError: values that are not integers, strings or bools, fewer than two classes, or a column "label" in the
+            way.
+    """
+    if column != "label" and "label" in splits["train"].column_names:
+        raise ValueError(
+            f"The labels are to come from {column!r}, but the data has a column 'label' too, which the model would be "
+            "trained on. Remove or rename it."
+        )
+    splits = DatasetDict(splits)
+    values = {split: read_columns(rows, [column])[column].values for split, rows in splits.items()}
+    if "test" in splits and all(value in (-1, None) for value in values["test"]):
+        logger.info("The test split has no labels and is left out.")
+        del splits["test"], values["test"]
+    names = class_names_of(splits["train"], column)
+    for split, labels in values.items():
+        for row, value in enumerate(labels):
+            if not isinstance(value, (int, str)) or (names is not None and value == -1):
+                raise ValueError(
+                    f"Column {column!r}, {split} row {row}: expected a class (an integer, a string or a bool), got "
+                    f"{value!r}. Drop rows without a label; cut numbers into classes."
+                )
+    classes: list[Any] = sorted({value for labels in values.values() for value in labels}, key=_by_kind)
+    if len(classes if names is None else names) < 2:
+        raise ValueError(
+            f"Column {column!r}: expected at least two classes, got only {classes}. Is it the right --label_column?"
+        )
+    feature = ClassLabel(names=[str(value) for value in classes] if names is None else list(names))
+    codes = {value: code for code, value in enumerate(classes)} if names is None else None
+    for split, labels in values.items():
+        encoded = labels if codes is None else [codes[value] for value in labels]
+        rest = splits[split].remove_columns([column])
+        for name in dict.fromkeys((column, "label")):
+            rest = rest.add_column(name, encoded, feature=feature)
+        splits[split] = rest
+    return splits
+
+
+def _by_kind(value: int | str) -> tuple[bool, int | str]:
+    return isinstance(value, str), value
+
+
+def with_validation(
+    splits: DatasetDict, group_columns: Sequence[str], fraction: float = 0.1, seed: int = 0
+) -> DatasetDict:
+    """The same splits, and where "validation" is missing, a random part of each training group in its place.
+
+    Every group gives `fraction` of its examples, rounded, and one at least; groups of one or two give none.
+    """
+    if "validation" in splits:
+        return splits
+    columns = read_columns(splits["train"], group_columns)
+    ids = GroupInfo.from_columns(columns).encode_columns(columns)
+    generator = np.random.default_rng(seed)
+    held_out = np.zeros(len(ids), dtype=bool)
+    for group in np.unique(ids):
+        rows = generator.permutation(np.flatnonzero(ids == group))
+        held_out[rows[: max(1, round(fraction * len(rows))) if len(rows) > 2 else 0]] = True
+    logger.info(
+        "No validation split: %d of the %d training examples (%g %% of every group of %s, seed %d) are held out.",
+        held_out.sum(), len(ids), 100 * fraction, " x ".join(group_columns), seed,
+    )  # fmt: skip
+    train = splits["train"]
+    rest = {split: rows for split, rows in splits.items() if split != "train"}
+    return DatasetDict(
+        train=train.select(np.flatnonzero(~held_out)), validation=train.select(np.flatnonzero(held_out)), **rest
+    )
+
+
+def with_images(splits: DatasetDict, column: str, source: str | Path) -> DatasetDict:
+    """The same splits with `column` as images: paths, relative to the table, are opened when an example is read.
+
+    Args:
+        splits: what `load_splits` gives.
+        column: holds images, or paths of image files.
+        source: the table, or the folder with the tables.
+
+    Raises:
+        ValueError: a column that holds neither images nor paths.
+        FileNotFoundError: a path that leads nowhere; the first one is named.
+    """
+    folder = Path(source).parent if Path(source).is_file() else Path(source)
+    splits = DatasetDict(splits)
+    for split, rows in splits.items():
+        if isinstance(rows.features[column], Image):
+            continue
+        names = read_columns(rows, [column])[column].values
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                f"Column {column!r} of the {split} split: expected images or paths of image files, got "
+                f"{rows.features[column]}. Pass --image_column with another one of {rows.column_names}."
+            )
+        paths = [str(folder / name) for name in names]
+        missing = [path for path in paths if not Path(path).is_file()]
+        if missing:
+            raise FileNotFoundError(
+                f"Column {column!r} of the {split} split: expected image files under {folder}, but {len(missing)} of "
+                f"{len(paths)} are missing, such as {missing[0]}. Paths are taken relative to the table."
+            )
+        splits[split] = rows.remove_columns([column]).add_column(column, paths).cast_column(column, Image())
+    return splits

@@ -1,0 +1,142 @@
+"""From a dataset to its groups, with every check that can be made before the first step."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+
+from hf_cgd.data.columns import Column, column_names, read_columns
+from hf_cgd.data.groups import GroupInfo
+from hf_cgd.monitors import GroupRobustWarning
+
+LABEL_COLUMNS = ("labels", "label", "label_ids")
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether the dataset can only be iterated (`datasets.IterableDataset` is one of torch's too)."""
+    return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")
+
+
+def training_columns(dataset: Any, columns: Sequence[str], label_names: Sequence[str]) -> dict[str, Column]:
+    """The group columns, and the labels' if there is one, of a map-style training set, read in one go.
+
+    Raises:
+        ValueError: an empty dataset, or a missing group column.
+    """
+    if len(dataset) == 0:
+        raise ValueError("The training dataset is empty: expected at least one example for each group.")
+    require_columns(dataset, columns, "training", "group_column")
+    names = column_names(dataset) or []
+    label = next((name for name in (*label_names, *LABEL_COLUMNS) if name in names), None)
+    return read_columns(dataset, dict.fromkeys([*columns, *([label] if label else [])]))
+
+
+def training_groups(
+    read: Mapping[str, Column], columns: Sequence[str], given: GroupInfo | None, min_group_size: int
+) -> tuple[GroupInfo, np.ndarray]:
+    """Groups of a training set and the group id of each example, [N].
+
+    Args:
+        read: columns of the dataset.
+        columns: the group column, or several to cross.
+        given: groups that the user has counted; None to count here.
+        min_group_size: smallest group that is accepted.
+
+    Raises:
+        ValueError: values that cannot name a group, a group that is not among the given ones, or too small a group.
+    """
+    of_groups = {name: read[name] for name in columns}
+    groups = GroupInfo.from_columns(of_groups)
+    if given is not None:
+        groups = replace(given, columns=tuple(columns), class_names={**groups.class_names, **given.class_names})
+    small = [f"{n} ({c})" for n, c in zip(groups.names, groups.counts or (), strict=False) if c < min_group_size]
+    if small:
+        raise ValueError(
+            f"Every training group needs at least {min_group_size} examples, but these have fewer: "
+            f"{', '.join(small[:20])}. Check the group column(s) {list(columns)} for typing errors or ids, "
+            "merge or drop small groups, or lower min_group_size."
+        )
+    if len(groups) == 1:
+        warnings.warn(
+            f"All training examples are in one group, {groups.names[0]!r}: every objective is then ERM.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
+    return groups, groups.encode_columns(of_groups)
+
+
+def stream_groups(dataset: Any, columns: Sequence[str], given: GroupInfo | None) -> GroupInfo:
+    """Groups of a stream: those that were given, since it cannot be counted before training.
+
+    Raises:
+        ValueError: none were given.
+    """
+    if given is None:
+        raise ValueError(
+            f"The groups of a stream ({type(dataset).__name__}) cannot be counted before training: pass "
+            "groups=GroupInfo(names, counts) with the training examples of each group, or a map-style dataset."
+        )
+    return replace(given, columns=tuple(columns))
+
+
+def require_columns(dataset: Any, columns: Sequence[str], kind: str, option: str) -> None:
+    """Raise a ValueError that names the columns there are unless all `columns` are among them."""
+    names = column_names(dataset)
+    if names is None:
+        raise ValueError(
+            f"The {kind} dataset ({type(dataset).__name__}) must yield dicts with the column(s) {list(columns)}, but "
+            f"yields {type(dataset[0]).__name__}."
+        )
+    missing = [name for name in columns if name not in names]
+    if missing:
+        hidden = [name for name in missing if name in (getattr(dataset, "column_names", None) or ())]
+        hint = f" (set_format hides {hidden}: call dataset.reset_format() or list them)" if hidden else ""
+        raise ValueError(
+            f"The {kind} dataset has no column {', '.join(map(repr, missing))}{hint}. It has {names}. Set {option} to "
+            "the column that tells an example's group, and keep it through map() and remove_columns()."
+        )
+
+
+def count_classes(name: str, column: Column, group_ids: np.ndarray, num_groups: int) -> tuple[tuple[int, ...], ...]:
+    """Training examples of each class in each group, [C, K]; C is the largest label plus one.
+
+    Raises:
+        ValueError: labels that are not single integers >= 0.
+    """
+    bad = [value for value in column.values if not _is_integer(value) or int(value) < 0]
+    if bad:
+        raise ValueError(
+            f"objective='pgi' compares the groups within each class: expected one integer >= 0 per example in column "
+            f"{name!r}, got {bad[0]!r}. Use another objective for regression and multi-label problems."
+        )
+    labels = np.asarray([int(value) for value in column.values])
+    counts = np.zeros((labels.max() + 1, num_groups), dtype=np.int64)
+    np.add.at(counts, (labels, group_ids), 1)
+    return tuple(map(tuple, counts.tolist()))
+
+
+def _is_integer(value: Any) -> bool:
+    dtype = str(getattr(value, "dtype", type(value).__name__))
+    return getattr(value, "ndim", 0) == 0 and any(kind in dtype for kind in ("int", "bool"))
+
+
+def require_valid_labels(name: str, column: Column, num_classes: int) -> None:
+    """Raise a ValueError that names the row of the first label that is no class in [0, num_classes).
+
+    Labels that are not single integers are left alone: they belong to another kind of problem.
+    """
+    values = column.values
+    if None in values:
+        raise ValueError(f"Column {name!r}, row {values.index(None)}: expected a class, got None. Drop such rows.")
+    if not all(isinstance(value, (int, np.integer)) or getattr(value, "ndim", None) == 0 for value in values):
+        return
+    labels = np.asarray([int(value) for value in values])
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(wrong):
+        raise ValueError(
+            f"Column {name!r}, row {wrong[0]}: expected a class in 0..{num_classes - 1}, got {labels[wrong[0]]} "
+            f"({len(wrong)} such rows). Build the model with num_labels={labels.max() + 1}, or correct the labels."
+        )

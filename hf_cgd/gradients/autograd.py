@@ -1,0 +1,82 @@
+"""Finishing a step whose gradients are known in the scope: a scalar that carries them, and the cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cgd.gradients.base import NotExactError
+from hf_cgd.models.outputs import tensors_in
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The tensor that flows into the scope from the body: the first input of the scope that carries a gradient."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def of(cls, inputs: Any) -> "Cut | None":
+        """The cut among a module's inputs; None where no gradient flows on from them."""
+        tensor = next((part for part in tensors_in(inputs) if part.requires_grad), None)
+        return None if tensor is None else cls(tensor, tensor._version)
+
+    def require_intact(self) -> None:
+        """Raise a NotExactError unless the tensor is as it was when it was noted."""
+        if self.tensor._version != self.version:
+            raise NotExactError("what flows into the scope is changed in place afterwards")
+
+
+def owned_parameters(model: nn.Module, parameters: Sequence[nn.Parameter]) -> dict[nn.Module, dict[str, nn.Parameter]]:
+    """The modules that hold parameters of the scope themselves, with these by their own names."""
+    wanted = {id(parameter) for parameter in parameters}
+    owned = {}
+    for module in model.modules():
+        own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in wanted}
+        if own:
+            owned[module] = own
+    return owned
+
+
+def scalar_with_gradients(value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """A scalar with that `value` whose gradients with respect to the `tensors` are the given ones; usable once."""
+    return _WithGradients.apply(value.detach(), list(gradients), *tensors)
+
+
+class _WithGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (factor,) = grad_outputs
+        # Nobody else may hold the gradients, or autograd would copy them into `.grad` in place of handing them over.
+        gradients, ctx.gradients = ctx.gradients, None
+        if factor.device.type == "cpu" and factor == 1:
+            return (None, None, *gradients)
+        return (None, None, *(gradient * factor.to(gradient.dtype) for gradient in gradients))
+
+
+def flatten(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One vector [P] of the gradients of all parameters, zeros for None, in at least float32."""
+    parts = [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+    ]
+    return torch.cat([part.flatten().to(torch.promote_types(part.dtype, torch.float32)) for part in parts])
+
+
+def unflatten(vector: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """A vector [P] as gradients in the shapes and types of the parameters."""
+    pieces = vector.split([parameter.numel() for parameter in parameters])
+    return [piece.view_as(p).to(p.dtype) for piece, p in zip(pieces, parameters, strict=True)]
+
+
+def weighted_sum(rows: Tensor, coefficients: Tensor) -> Tensor:
+    """Sum [P] of the rows [G, P] with these coefficients [G]."""
+    return torch.mv(rows.T, coefficients.to(rows))

@@ -1,0 +1,1 @@
+"""The ways to take the groups' gradients."""

@@ -1,0 +1,123 @@
+"""The exact engine: one `autograd.grad` per group. Right for any network, and the oracle of every faster one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_cgd.gradients.autograd import Cut, flatten, owned_parameters, scalar_with_gradients, unflatten, weighted_sum
+from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
+
+
+class PerGroupEngine(GradientEngine):
+    """Gradients of the groups' loss sums over the scope, one backward pass per group that is present.
+
+    Args:
+        parameters: the gradient scope, all trainable. P is their total number of elements.
+    """
+
+    name = "per_group"
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+
+    def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
+        """Gradient of the *sum* of each listed group's losses.
+
+        Sums, so that micro-batches and processes can be added up. The graph of `losses` [B] is kept for the backward
+        pass of the step; `.grad` is not touched. A parameter that the loss does not depend on gives zeros.
+        """
+        rows = []
+        for group in groups:
+            members = (group_ids == group).to(losses)
+            gradients = torch.autograd.grad(losses, self.parameters, members, retain_graph=True, allow_unused=True)
+            rows.append(flatten(gradients, self.parameters))
+        return GroupGradients(torch.stack(rows))
+
+
+class PerGroupCutEngine(GradientEngine):
+    """The same, with each group's gradient at the cut as well, so that the final pass runs through the body alone.
+
+    Exact for any network whose body reaches the loss only through the first input of the scope, and whose parameters
+    behind that input are all in the scope or frozen: `AutoEngine` checks it.
+
+    Args:
+        model: the network that runs the forward pass, or what it wraps.
+        parameters: the gradient scope.
+    """
+
+    name = "per_group with the cut"
+
+    def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self._modules = list(owned_parameters(model, self.parameters))
+        self._cut: Cut | None = None
+        self._seen = False
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Goes around the forward pass: within, the first input of the scope is taken note of."""
+        self._cut, self._seen = None, False
+        hooks = [module.register_forward_pre_hook(self._note, with_kwargs=True) for module in self._modules]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def group_gradients(
+        self,
+        losses: Tensor,
+        group_ids: Tensor,
+        groups: Sequence[int],
+        keep_graph: bool = False,
+    ) -> GroupGradients:
+        """See `PerGroupEngine.group_gradients`; the graph of the scope is used up unless `keep_graph`.
+
+        Raises:
+            NotExactError: the scope was not seen in the forward pass, or its first input was changed in place.
+        """
+        cut, self._cut = self._cut, None
+        if not self._seen:
+            raise NotExactError("no module of the scope was seen in the forward pass")
+        if cut is not None:
+            cut.require_intact()
+        sources = [*self.parameters, *([] if cut is None else [cut.tensor])]
+        rows, at_cut = [], []
+        for place, group in enumerate(groups):
+            last = place == len(groups) - 1
+            gradients = torch.autograd.grad(
+                losses[group_ids == group].sum(), sources, retain_graph=keep_graph or not last, allow_unused=True
+            )
+            rows.append(flatten(gradients[: len(self.parameters)], self.parameters))
+            if cut is not None:
+                at_cut.append(torch.zeros_like(cut.tensor) if gradients[-1] is None else gradients[-1])
+        first = torch.stack([(group_ids == group).nonzero()[0, 0] for group in groups])
+        return _CutGradients(torch.stack(rows), self.parameters, first, cut, at_cut)
+
+    def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if not self._seen and torch.is_grad_enabled():
+            self._seen, self._cut = True, Cut.of((arguments, keywords))
+
+
+class _CutGradients(GroupGradients):
+    def __init__(
+        self, rows: Tensor, parameters: list[nn.Parameter], first: Tensor, cut: Cut | None, at_cut: list[Tensor]
+    ) -> None:
+        super().__init__(rows)
+        self._parameters = parameters
+        self._first = first
+        self._cut = cut
+        self._at_cut = at_cut
+
+    def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
+        of_groups = coefficients[self._first]
+        gradients = unflatten(weighted_sum(self.rows, of_groups), self._parameters)
+        tensors: list[Tensor] = list(self._parameters)
+        if self._cut is not None:
+            tensors.append(self._cut.tensor)
+            weighted = zip(of_groups.unbind(), self._at_cut, strict=True)
+            gradients.append(sum((c.to(g) * g for c, g in weighted), torch.zeros_like(self._at_cut[0])))
+        return scalar_with_gradients(loss, tensors, gradients)

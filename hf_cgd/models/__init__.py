@@ -1,0 +1,1 @@
+"""What networks take, return and end in."""

@@ -1,0 +1,104 @@
+"""What goes into a network and what comes out of it, whatever library it is from."""
+
+import inspect
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+INPUT_NAMES = ("pixel_values", "input_ids", "input_values", "input_features")
+
+
+def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Arguments of the model's `forward`; those of the wrapped model for a PEFT one."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return inspect.signature(get_base_model().forward if callable(get_base_model) else model.forward).parameters
+
+
+def renamed_input(model: nn.Module, columns: Sequence[str], not_inputs: Sequence[str]) -> dict[str, str]:
+    """For a network whose `forward(x)` has no argument named like a column: {column: argument}; {} for any other.
+
+    Args:
+        model: the network.
+        columns: what the dataset has.
+        not_inputs: columns that are labels or groups.
+
+    Raises:
+        ValueError: it is not clear which column the network takes.
+    """
+    parameters = forward_parameters(model)
+    keywords = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    if keywords or any(name in parameters for name in columns):
+        return {}
+    inputs = [name for name in columns if name not in not_inputs]
+    inputs = [name for name in INPUT_NAMES if name in inputs] or inputs
+    required = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
+    if len(inputs) != 1 or len(required) != 1:
+        raise ValueError(
+            f"{type(model).__name__}.forward takes {list(parameters)}, and the dataset has {list(columns)}: no "
+            "column has the name of an argument. Rename the input column(s) like the argument(s)."
+        )
+    return {inputs[0]: required[0]}
+
+
+def split_forward(model: nn.Module, inputs: Mapping[str, Any], group_ids: Tensor) -> dict[str, Tensor]:
+    """One forward pass for each group present; logits of all examples in the order of the batch.
+
+    Tensors with one entry per example are split, anything else goes to every pass as it is.
+    """
+    logits = []
+    for group in group_ids.unique().tolist():
+        rows = (group_ids == group).nonzero().flatten()
+        part = {
+            name: value[rows]
+            if isinstance(value, Tensor) and value.ndim > 0 and len(value) == len(group_ids)
+            else value
+            for name, value in inputs.items()
+        }
+        logits.append(logits_of(model(**part)))
+    return {"logits": torch.cat(logits)[order_of_split(group_ids)]}
+
+
+def logits_of(outputs: Any, after_loss: bool = False) -> Tensor:
+    """The class scores or values in what a model returns: a tensor, a mapping with "logits", or a tuple.
+
+    `after_loss` says that the first entry of a tuple is the model's own loss.
+
+    Raises:
+        ValueError: a mapping without "logits".
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    if isinstance(outputs, Mapping):
+        if "logits" not in outputs:
+            raise ValueError(f"Expected the model to return 'logits', got {list(outputs)}.")
+        return outputs["logits"]
+    return outputs[1 if after_loss else 0]
+
+
+def with_logits(outputs: Any, logits: Tensor) -> Any:
+    """What a model returned, in the same form, with other logits; a mapping is changed in place."""
+    if isinstance(outputs, Tensor):
+        return logits
+    if isinstance(outputs, MutableMapping):
+        outputs["logits"] = logits
+        return outputs
+    return (logits, *outputs[1:])
+
+
+def order_of_split(group_ids: Tensor) -> Tensor:
+    """Place of each example [B] among those of the passes of `split_forward`."""
+    return group_ids.argsort(stable=True).argsort()
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)

@@ -1,0 +1,178 @@
+"""`GroupRobustConfig`: `TrainingArguments` and the options of group-robust training."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import TrainingArguments
+
+from hf_cgd.data.sampling import GROUP_SAMPLINGS
+from hf_cgd.gradients import ENGINES
+from hf_cgd.gradients.scope import parse_gradient_layers
+from hf_cgd.metrics import lower_is_better
+from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
+from hf_cgd.objectives.adaptive import AdaptiveObjective
+from hf_cgd.objectives.base import ABSENT_GROUPS, require_one_of
+from hf_cgd.objectives.cgd import INTERACTIONS, SCALINGS, SELF_TERMS, VARIANTS
+from hf_cgd.robust_loss.loss import NONFINITE, WEIGHT_TIMINGS
+
+FORWARD_MODES = ("joint", "split")
+
+
+def _option(help_text: str, default: Any = None, **metadata: Any) -> Any:
+    return field(default=default, metadata={"help": help_text, **metadata})
+
+
+@dataclass
+class GroupRobustConfig(TrainingArguments):
+    """All that a `GroupRobustTrainer` run can be told: `transformers.TrainingArguments`, and the fields below.
+
+    A knob of the objective (`step_size` to `penalty_anneal_steps`) that is None takes the objective's own default; one
+    that is set for an objective that does not have it raises a ValueError that lists the ones it has.
+    """
+
+    objective: str = _option(f"What is minimised: one of {', '.join(OBJECTIVES)}.", "cgd", choices=list(OBJECTIVES))
+    group_column: list[str] | str | None = _option(
+        "Column that holds the group of an example: integers >= 0, strings, bools or a ClassLabel. Several columns "
+        "are crossed: `--group_column label place` gives one group for each combination that occurs.",
+        nargs="+",
+    )
+    eval_group_column: list[str] | str | None = _option(
+        "Column to group evaluations by; None for `group_column`. Several columns of 0/1 values stand for subgroups "
+        "that may overlap, one for each column.",
+        nargs="+",
+    )
+    step_size: float | None = _option(
+        "eta_a of Group-DRO and CGD (default 0.01). Too large a step makes the weights swing and the model collapse."
+    )
+    adjustment: float | None = _option(
+        "C >= 0 of the group adjustment C / sqrt(n) (Group-DRO, CGD), or of the fixed weights exp(C / sqrt(n)) "
+        "(ERM-UW). Default 0."
+    )
+    exponent: float | None = _option("p of CGD's loss scaling (l_i l_j)^p. Default 0.5.")
+    scaling: str | None = _option("CGD: 'loss' (equation 5, default) or 'gradient' (equation 3).", choices=[*SCALINGS])
+    interaction: str | None = _option("CGD: 'sum' over the groups (default) or their 'mean'.", choices=[*INTERACTIONS])
+    variant: str | None = _option(
+        "CGD: 'paper' (default) or 'reference', the authors' released code.", choices=[*VARIANTS]
+    )
+    interaction_momentum: float | None = _option(
+        "CGD: how much is kept of running averages of the groups' gradients and losses, in [0, 1). Default 0."
+    )
+    self_term: str | None = _option(
+        "CGD: 'one' takes cos(g_i, g_i) = 1 (default); 'split_half' estimates it from two halves of the group's "
+        "examples, for small batches.",
+        choices=[*SELF_TERMS],
+    )
+    absent_groups: str | None = _option(
+        "Groups without examples in a step: 'frozen' keeps their weight (default), 'zero_loss' is the older way.",
+        choices=[*ABSENT_GROUPS],
+    )
+    min_weight: float | None = _option("Floor of a group weight, in [0, 1/K). Default 1e-5 / K.")
+    penalty_weight: float | None = _option(
+        f"lambda >= 0 of the penalty of PGI (default {PGI.penalty_weight}), IRM ({IRM.penalty_weight}) and CORAL "
+        f"({CORAL.penalty_weight})."
+    )
+    penalty_anneal_steps: int | None = _option(
+        "IRM: optimizer steps with lambda = min(1, penalty_weight) before it becomes penalty_weight. Default "
+        f"{IRM.penalty_anneal_steps}."
+    )
+    gradient_layers: list[str] | str | int | None = _option(
+        "Layers whose gradients CGD compares: a number of last layers (default 3, the head counts as one), 'all', or "
+        "regular expressions over parameter names.",
+        nargs="+",
+    )
+    gradient_engine: str = _option(
+        "How group gradients are taken: 'single_pass' gets those of all groups from one pass over the activations, "
+        "'per_group' by one backward pass for each group; 'auto' takes the former where a check on the first batch "
+        "finds it exact. 'sketch' compares random sketches of the gradients: cheaper still, for many groups. "
+        "'tensor_hooks' takes them in the ordinary backward pass, for the next step's weights: the choice where "
+        "parameters are sharded.",
+        "auto",
+        choices=[*ENGINES],
+    )
+    weight_timing: str | None = _option(
+        "'current': a step's statistics set the weights of that step (default without gradient accumulation). 'next': "
+        "they set those of the following step (default, and the only way, with accumulation or sharded parameters).",
+        choices=[*WEIGHT_TIMINGS],
+    )
+    forward_mode: str = _option(
+        "'joint': one forward pass of the whole batch. 'split': one for each group, so that BatchNorm statistics are "
+        "the group's own; slower, and dropout draws other masks.",
+        "joint",
+        choices=[*FORWARD_MODES],
+    )
+    group_sampling: str = _option(
+        "'none': the Trainer's own order. 'balanced': every batch holds each group equally often. 'weighted': drawn "
+        "with replacement, groups equally likely.",
+        "none",
+        choices=[*GROUP_SAMPLINGS],
+    )
+    nonfinite: str = _option(
+        "Where the loss or gradient of a group is NaN or infinite: 'skip' leaves the group weights as they are for "
+        "that step and warns; 'raise' stops the run.",
+        "skip",
+        choices=[*NONFINITE],
+    )
+    min_group_size: int = _option(
+        "Smallest training group that is accepted; smaller ones are usually typing errors or ids.", 2
+    )
+
+    def __post_init__(self) -> None:
+        if self.metric_for_best_model is not None and self.greater_is_better is None:
+            self.greater_is_better = not lower_is_better(self.metric_for_best_model)
+        super().__post_init__()
+        self.group_column = _as_list("group_column", self.group_column)
+        self.eval_group_column = _as_list("eval_group_column", self.eval_group_column)
+        require_one_of("gradient_engine", self.gradient_engine, ENGINES)
+        require_one_of("forward_mode", self.forward_mode, FORWARD_MODES)
+        require_one_of("group_sampling", self.group_sampling, GROUP_SAMPLINGS)
+        require_one_of("nonfinite", self.nonfinite, NONFINITE)
+        objective = self.build_objective()
+        if self.gradient_layers is not None:
+            parse_gradient_layers(self.gradient_layers)
+            self._refuse_unless(objective.needs_gradients, "gradient_layers", "takes no group gradients")
+        if self.gradient_engine != "auto":
+            self._refuse_unless(objective.needs_gradients, "gradient_engine", "takes no group gradients")
+        if self.forward_mode == "split" and self.group_column is None and self.objective == "erm":
+            raise ValueError("forward_mode='split' needs to know the groups: set group_column.")
+        if self.weight_timing is not None:
+            require_one_of("weight_timing", self.weight_timing, WEIGHT_TIMINGS)
+            self._refuse_unless(isinstance(objective, AdaptiveObjective), "weight_timing", "has no moving weights")
+            if self.weight_timing == "current" and self.gradient_accumulation_steps > 1:
+                raise ValueError(
+                    "weight_timing='current' needs all of a step's statistics before its first backward pass, which "
+                    f"gradient_accumulation_steps={self.gradient_accumulation_steps} rules out. Leave weight_timing "
+                    "unset (it is 'next' with accumulation), or do not accumulate."
+                )
+        if self.nonfinite != "skip":
+            self._refuse_unless(isinstance(objective, AdaptiveObjective), "nonfinite", "has no moving weights")
+        if self.group_sampling != "none" and self.train_sampling_strategy != "random":
+            raise ValueError(
+                f"group_sampling={self.group_sampling!r} and train_sampling_strategy={self.train_sampling_strategy!r} "
+                "both decide the order of the training examples. Leave one of them unset."
+            )
+        if self.min_group_size < 1:
+            raise ValueError(f"min_group_size must be at least 1, got {self.min_group_size}.")
+
+    def _refuse_unless(self, sensible: bool, name: str, reason: str) -> None:
+        if not sensible:
+            raise ValueError(
+                f"{name} has no effect on objective={self.objective!r}, which {reason}. Remove it, or choose an "
+                "objective that uses it, such as 'cgd'."
+            )
+
+    def build_objective(self) -> Objective:
+        """The objective that the fields describe.
+
+        Raises:
+            ValueError: an unknown objective, a knob it does not have, or a value outside its range.
+        """
+        return build_objective(self.objective, {knob: getattr(self, knob) for knob in KNOBS})
+
+
+def _as_list(name: str, value: Any) -> list[str] | None:
+    if value is None:
+        return None
+    names = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else []
+    if not names or not all(isinstance(column, str) and column for column in names) or len(set(names)) < len(names):
+        raise ValueError(f"{name} must be the name of a column or a list of different names, got {value!r}.")
+    return names
