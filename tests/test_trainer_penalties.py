@@ -321,7 +321,7 @@ def test_an_objective_of_the_users_own_may_ask_for_what_it_needs(trainer: Build)
     class Confident(Objective):
         name = "confident"
         has_weights = False
-        needs = ("logits", "labels", "features")
+        reads = ("logits", "labels", "features")
 
         def loss(self, batch: GroupBatch) -> ObjectiveOutput:
             assert batch.logits is not None and batch.labels is not None and batch.features is not None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.arithmetic import HOST, DeviceArithmetic
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.functional import group_counts_of, merge_halves, require_nonnegative
@@ -24,7 +25,6 @@ from hf_cgd.gradients import (
 from hf_cgd.monitors import GroupRobustWarning, PenaltyMonitor, WeightMonitor
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
 from hf_cgd.objectives.base import require_one_of
-from hf_cgd.objectives.penalty import PenaltyObjective
 from hf_cgd.robust_loss.interactions import MAX_GROUPS, GroupInteractions
 from hf_cgd.robust_loss.late_checks import LateChecks
 from hf_cgd.robust_loss.pooling import PooledRows
@@ -105,6 +105,7 @@ class GroupRobustLoss:
             _refuse_for_static_shapes(objective, isinstance(engine, TensorHookEngine) or loss_scale is not None)
         _require_groups_for(objective, groups)
         self._static = keep_on is not None
+        self._arithmetic = HOST if keep_on is None else DeviceArithmetic(keep_on)
         self._device = keep_on or torch.device("cpu")
         self._dtype = torch.float32 if self._static else torch.float64
         self.objective = objective
@@ -115,7 +116,7 @@ class GroupRobustLoss:
             self._class_counts = torch.tensor(groups.class_counts).to(self._device)
         self.weight_timing = weight_timing
         self.nonfinite = nonfinite
-        self._splits = objective.needs_gradients and objective.splits_groups
+        self._splits = "self_products" in objective.statistics
         self._momentum: float = getattr(objective, "interaction_momentum", 0.0)
         self._communication = communication or Communication()
         self._loss_scale = loss_scale
@@ -210,7 +211,7 @@ class GroupRobustLoss:
             ValueError: something that the objective needs is missing.
         """
         given = {"logits": logits, "labels": labels, "features": features}
-        missing = [name for name in self.objective.needs if name in given and given[name] is None]
+        missing = [name for name in self.objective.reads if name in given and given[name] is None]
         if missing:
             raise ValueError(
                 f"{type(self.objective).__name__} needs {' and '.join(missing)} of the batch besides the losses: call "
@@ -370,18 +371,20 @@ class GroupRobustLoss:
         assert self._counts is not None
         counts = self._counts.to(losses.device)
         alpha = None if self.alpha is None else self.alpha.to(losses.device)
-        needed: dict[str, Any] = {name: given[name] for name in self.objective.needs if name in given}
+        needed: dict[str, Any] = {name: given[name] for name in self.objective.reads if name in given}
         if needed:
             group_ids = group_ids.to(losses.device)
             needed |= {"communication": self._communication, "step": self.steps}
-        if "class_counts" in self.objective.needs:
+        if "class_counts" in self.objective.reads:
             assert self._class_counts is not None
             needed["class_counts"] = self._class_counts.to(losses.device)
-        output = self.objective.loss(GroupBatch(losses, group_ids, counts, alpha, **needed, validate=not self._static))
+        output = self.objective.loss(
+            GroupBatch(losses, group_ids, counts, alpha, **needed, arithmetic=self._arithmetic)
+        )
         # Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP).
         processes = self._communication.num_processes
         loss = output.loss * (self._micro_batches * processes)
-        if isinstance(self.objective, PenaltyObjective) and self.objective.is_active(self.steps, len(self.groups)):
+        if self.objective.expects_penalty(self.steps, len(self.groups)):
             self._penalty_monitor.observe(output.penalty is not None)
         if output.penalty is not None:
             # Its value is the same on all processes, its gradients are to be summed over them.
@@ -500,7 +503,9 @@ class GroupRobustLoss:
         if gram is not None:
             # A loss that is not finite spoils the gradients of all groups.
             bad = torch.where(bad.any(), bad, ~gram.diagonal().isfinite())
-        statistics = GroupStatistics(losses, counts, self._group_counts, gram, self.groups.names, validate=False)
+        statistics = GroupStatistics(
+            losses, counts, self._group_counts, gram, self.groups.names, arithmetic=self._arithmetic
+        )
         weights = self.objective.next_weights(alpha, statistics)
         moves = weights.isfinite().all() & ~bad.any()
         if gram is not None and self.interactions is not None:
@@ -621,12 +626,12 @@ def _refuse_for_tensor_hooks(objective: Objective, weight_timing: str) -> None:
             "Tensor hooks give the group gradients after the backward pass, when it is too late for the weights of "
             f"the same step: expected weight_timing='next', got {weight_timing!r}."
         )
-    if objective.splits_groups:
+    if "self_products" in objective.statistics:
         raise ValueError(
             "Tensor hooks see the gradients of whole groups only: expected self_term='one', got 'split_half'. Leave "
             "self_term unset, or train without sharding (DDP)."
         )
-    if type(objective).loss is not Objective.loss:
+    if not objective.linear_in_losses:
         raise ValueError(
             f"Tensor hooks tell a group's gradient by dividing by the group's weight, but {type(objective).__name__} "
             "has a loss() of its own. Train without sharding (DDP)."
@@ -641,7 +646,7 @@ def _refuse_for_tensor_hooks(objective: Objective, weight_timing: str) -> None:
 def _refuse_for_static_shapes(objective: Objective, hooks_or_scaler: bool) -> None:
     reasons = {
         "tensor hooks or a GradScaler": hooks_or_scaler,
-        "self_term='split_half'": objective.splits_groups,
+        "self_term='split_half'": "self_products" in objective.statistics,
         "interaction_momentum > 0": getattr(objective, "interaction_momentum", 0.0) > 0,
     }
     for name in [name for name, holds in reasons.items() if holds]:
@@ -653,7 +658,7 @@ def _refuse_for_static_shapes(objective: Objective, hooks_or_scaler: bool) -> No
 
 def _require_groups_for(objective: Objective, groups: GroupInfo) -> None:
     """Raise a ValueError unless the groups are large enough for the objective and have the counts it needs."""
-    if "class_counts" in objective.needs and groups.class_counts is None:
+    if "class_counts" in objective.reads and groups.class_counts is None:
         raise ValueError(
             f"{type(objective).__name__} needs the number of training examples of each class in each group, which is "
             "not known. Pass groups=GroupInfo(names, counts, class_counts=...) with one row of K numbers per class."
