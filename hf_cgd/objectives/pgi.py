@@ -54,8 +54,9 @@ class PGI(PenaltyObjective):
         unknown = max(num_classes - len(batch.class_counts), 0)
         of_classes = F.pad(batch.class_counts, (0, 0, 0, unknown))[classes]
         largest = (groups == of_classes.argmax(dim=1)) & (of_classes.amax(dim=1) > 0) & (counts[met] > 0)
-        comparable = (torch.isin(classes, classes[largest]) & ~largest).any()
-        if not batch.arithmetic.read(comparable, otherwise=True):
+        with_largest = counts.new_zeros(num_classes).index_add(0, classes, largest.to(counts))
+        to_compare = ~largest & (with_largest[classes] > 0) & (counts[met] > 0)
+        if not batch.arithmetic.read(to_compare.any(), otherwise=True):
             return None
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # A logit of -inf (a class that is ruled out) would make 0 * inf of a divergence.
