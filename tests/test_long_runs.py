@@ -223,7 +223,7 @@ def test_a_checkpoint_that_was_not_finished_is_passed_over(
     with caplog.at_level("WARNING", logger="hf_cgd"):
         resumed.train(resume_from_checkpoint=True)
     assert f"checkpoint-6 was not written to its end ({how})" in caplog.text
-    assert resumed._resumed_from == str(folder / "checkpoint-4") and resumed.robust_loss.updates == 7
+    assert resumed._run_state.resumed_from == str(folder / "checkpoint-4") and resumed.robust_loss.updates == 7
     for step in (2, 4, 6, 7):
         spoil(folder / f"checkpoint-{step}", how)
     with pytest.raises(

@@ -14,7 +14,7 @@ from tiny import parameters_of, text_rows
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import hf_cgd.trainer.trainer
+import hf_cgd.trainer.engine_choice
 from hf_cgd import (
     CGD,
     CORAL,
@@ -272,7 +272,7 @@ def test_xla_is_what_needs_static_shapes() -> None:
 
 @pytest.fixture
 def as_on_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hf_cgd.trainer.trainer, "needs_static_shapes", lambda device: True)
+    monkeypatch.setattr(hf_cgd.trainer.engine_choice, "needs_static_shapes", lambda device: True)
 
 
 def uneven(steps: int = 6) -> Dataset:
@@ -303,7 +303,7 @@ def test_a_run_as_on_xla_gives_the_numbers_of_an_ordinary_one(
 ) -> None:
     ordinary = trainer_of(trainer, objective)
     ordinary.train()
-    monkeypatch.setattr(hf_cgd.trainer.trainer, "needs_static_shapes", lambda device: True)
+    monkeypatch.setattr(hf_cgd.trainer.engine_choice, "needs_static_shapes", lambda device: True)
     static = trainer_of(trainer, objective)
     static.train()
     assert torch.allclose(parameters_of(ordinary.model), parameters_of(static.model), atol=2e-6)

@@ -176,7 +176,7 @@ def test_a_second_train_and_another_model_start_afresh(trainer: Build) -> None:
     run.train()
     first = run.group_weights
     run.train()
-    assert torch.equal(run.group_weights, first) and run._tensor_hooks.belongs_to(run.model)
+    assert torch.equal(run.group_weights, first) and run._engine_choice.tensor_hooks.belongs_to(run.model)
 
 
 def test_any_loop_calls_after_backward() -> None:

@@ -160,10 +160,10 @@ def test_missing_column(trainer: Build, hide: bool) -> None:
     data = text_dataset()
     if hide:
         data.set_format("torch", columns=["input_ids", "attention_mask", "labels"])
-        message = r"no column 'group' \(set_format hides \['group'\].*reset_format"
+        message = r"expected a column 'group' .* \(set_format hides \['group'\].*reset_format"
     else:
         data = data.remove_columns("group")
-        message = r"no column 'group'. It has \['input_ids', 'attention_mask', 'labels'\]. Set group_column"
+        message = r"column 'group' in the training dataset, which has \['input_ids', 'attention_mask', 'labels'\]. Set"
     with pytest.raises(ValueError, match=message):
         trainer(train_dataset=data)
 

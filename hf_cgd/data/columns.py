@@ -1,7 +1,7 @@
 """Read one column of a dataset without decoding the rest of it."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,32 @@ def column_names(dataset: Any) -> list[str] | None:
         first = dataset[0]
         return list(first) if isinstance(first, dict) else None
     return None
+
+
+def require_columns(dataset: Any, columns: Sequence[str], option: str, where: str, advice: str) -> None:
+    """Raise a ValueError that names the columns there are, unless all `columns` are among them.
+
+    Args:
+        dataset: any dataset of rows.
+        columns: what it must have.
+        option: the option that named the columns, for the message.
+        where: what the dataset is: "training dataset".
+        advice: what to do about it, a sentence.
+    """
+    names = column_names(dataset)
+    if names is None:
+        raise ValueError(
+            f"The {where} ({type(dataset).__name__}) must yield dicts with the column(s) {list(columns)}, but yields "
+            f"{type(dataset[0]).__name__}."
+        )
+    missing = [name for name in columns if name not in names]
+    if missing:
+        hidden = [name for name in missing if name in (getattr(dataset, "column_names", None) or ())]
+        hint = f" (set_format hides {hidden}: call dataset.reset_format() or list them)" if hidden else ""
+        raise ValueError(
+            f"{option}: expected a column {', '.join(map(repr, missing))} in the {where}, which has {names}{hint}. "
+            f"{advice}"
+        )
 
 
 def class_names_of(dataset: Any, name: str) -> tuple[str, ...] | None:

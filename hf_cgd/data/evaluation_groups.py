@@ -25,7 +25,7 @@ class EvaluationGroups:
         self.columns = tuple(eval_columns or columns)
         self.overlapping = eval_columns is not None and len(eval_columns) > 1
         self._known: GroupInfo | None = None
-        self._met: dict[int, tuple[weakref.ref[Any], GroupInfo | None]] = {}
+        self._added: dict[int, tuple[weakref.ref[Any], GroupInfo | None]] = {}
         if self.overlapping:
             self._known = GroupInfo(self.columns, None, self.columns)
         elif training is not None and training.columns == self.columns:
@@ -33,24 +33,25 @@ class EvaluationGroups:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all groups met so far; group ids are indices into this."""
+        """Names of all groups so far; group ids are indices into this."""
         return () if self._known is None else self._known.names
 
-    def meet(self, dataset: Any) -> GroupInfo | None:
-        """Take in the groups of an evaluation set; what its collator has to encode by, None if it knows no groups.
+    def add(self, dataset: Any) -> GroupInfo | None:
+        """Add the groups of an evaluation set, which is read the first time only.
 
-        A dataset is read the first time it is met.
+        Returns:
+            what its collator encodes by; None where no groups are known.
 
         Raises:
             ValueError: values that cannot name a group, or subgroup columns that hold more than zeros and ones.
         """
-        seen = self._met.get(id(dataset))
+        seen = self._added.get(id(dataset))
         if seen is not None and seen[0]() is dataset:
             return seen[1]
         groups = self._read(dataset)
         # A list of rows cannot be referred to weakly, and is cheap to read again.
         with suppress(TypeError):
-            self._met[id(dataset)] = (weakref.ref(dataset), groups)
+            self._added[id(dataset)] = (weakref.ref(dataset), groups)
         return groups
 
     def _read(self, dataset: Any) -> GroupInfo | None:

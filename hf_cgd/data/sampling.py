@@ -1,11 +1,13 @@
 """Index samplers that look at groups: the same order on every process, fixed by seed and epoch."""
 
 from collections.abc import Iterator
+from typing import Literal, get_args
 
 import numpy as np
 from torch.utils.data import Sampler
 
-GROUP_SAMPLINGS = ("none", "balanced", "weighted")
+GroupSampling = Literal["none", "balanced", "weighted"]
+GROUP_SAMPLINGS: tuple[GroupSampling, ...] = get_args(GroupSampling)
 
 
 class GroupSampler(Sampler[int]):

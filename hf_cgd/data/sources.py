@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Image
 
-from hf_cgd.data.columns import class_names_of, read_columns
+from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ def load_labelled(
             "nothing. Say where the data is, for instance --dataset train.csv."
         )
     splits = load_splits(dataset, config_name)
-    require_columns(splits, columns)
+    require_columns_in_splits(splits, columns)
     for column in group_columns or ():
-        require_columns({"train": splits["train"]}, {"group_column": column})
+        require_columns_in_splits({"train": splits["train"]}, {"group_column": column})
     label_column = columns["label_column"]
     assert label_column is not None
     splits = with_class_labels(splits, label_column)
@@ -162,7 +162,7 @@ def _by_split(found: Mapping[str, Dataset], where: str) -> DatasetDict:
     return splits
 
 
-def require_columns(splits: Mapping[str, Dataset], options: Mapping[str, str | None]) -> None:
+def require_columns_in_splits(splits: Mapping[str, Dataset], options: Mapping[str, str | None]) -> None:
     """Check that the column that each option names is in every split; {option: column}, None for one that is not set.
 
     Raises:
@@ -170,11 +170,9 @@ def require_columns(splits: Mapping[str, Dataset], options: Mapping[str, str | N
     """
     for split, rows in splits.items():
         for option, column in options.items():
-            if column is not None and column not in rows.column_names:
-                raise ValueError(
-                    f"--{option}: expected a column {column!r} in the {split} split, which has {rows.column_names}. "
-                    f"Pass --{option} with one of these."
-                )
+            if column is not None:
+                advice = f"Pass --{option} with one of these."
+                require_columns(rows, [column], f"--{option}", f"{split} split", advice)
 
 
 def require_text(splits: Mapping[str, Dataset], columns: Sequence[str | None]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
-from hf_cgd.data.columns import Column, column_names, read_columns
+from hf_cgd.data.columns import Column, column_names, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.monitors import GroupRobustWarning
 
@@ -20,17 +20,18 @@ def is_stream(dataset: Any) -> bool:
     return isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__")
 
 
-def training_columns(dataset: Any, columns: Sequence[str], label_names: Sequence[str]) -> dict[str, Column]:
-    """The group columns, and the labels' if there is one, of a map-style training set, read in one go.
+def training_columns(dataset: Any, columns: Sequence[str], label_columns: Sequence[str]) -> dict[str, Column]:
+    """The group columns of a map-style training set, and the first of `label_columns` that it has, read in one go.
 
     Raises:
         ValueError: an empty dataset, or a missing group column.
     """
     if len(dataset) == 0:
         raise ValueError("The training dataset is empty: expected at least one example for each group.")
-    require_columns(dataset, columns, "training", "group_column")
+    advice = "Set it to the column that tells an example's group, and keep that through map() and remove_columns()."
+    require_columns(dataset, columns, "group_column", "training dataset", advice)
     names = column_names(dataset) or []
-    label = next((name for name in (*label_names, *LABEL_COLUMNS) if name in names), None)
+    label = next((name for name in label_columns if name in names), None)
     return read_columns(dataset, dict.fromkeys([*columns, *([label] if label else [])]))
 
 
@@ -82,26 +83,17 @@ def stream_groups(dataset: Any, columns: Sequence[str], given: GroupInfo | None)
     return replace(given, columns=tuple(columns))
 
 
-def require_columns(dataset: Any, columns: Sequence[str], kind: str, option: str) -> None:
-    """Raise a ValueError that names the columns there are unless all `columns` are among them."""
-    names = column_names(dataset)
-    if names is None:
-        raise ValueError(
-            f"The {kind} dataset ({type(dataset).__name__}) must yield dicts with the column(s) {list(columns)}, but "
-            f"yields {type(dataset[0]).__name__}."
-        )
-    missing = [name for name in columns if name not in names]
-    if missing:
-        hidden = [name for name in missing if name in (getattr(dataset, "column_names", None) or ())]
-        hint = f" (set_format hides {hidden}: call dataset.reset_format() or list them)" if hidden else ""
-        raise ValueError(
-            f"The {kind} dataset has no column {', '.join(map(repr, missing))}{hint}. It has {names}. Set {option} to "
-            "the column that tells an example's group, and keep it through map() and remove_columns()."
-        )
-
-
-def count_classes(name: str, column: Column, group_ids: np.ndarray, num_groups: int) -> tuple[tuple[int, ...], ...]:
+def count_classes(
+    objective: str, name: str, column: Column, group_ids: np.ndarray, num_groups: int
+) -> tuple[tuple[int, ...], ...]:
     """Training examples of each class in each group, [C, K]; C is the largest label plus one.
+
+    Args:
+        objective: its name, for the message.
+        name: that of the column.
+        column: a class for each example.
+        group_ids: [N] integers in [0, K).
+        num_groups: K.
 
     Raises:
         ValueError: labels that are not single integers >= 0.
@@ -109,8 +101,8 @@ def count_classes(name: str, column: Column, group_ids: np.ndarray, num_groups: 
     bad = [value for value in column.values if not _is_integer(value) or int(value) < 0]
     if bad:
         raise ValueError(
-            f"objective='pgi' compares the groups within each class: expected one integer >= 0 per example in column "
-            f"{name!r}, got {bad[0]!r}. Use another objective for regression and multi-label problems."
+            f"objective={objective!r} compares the groups within each class: expected one integer >= 0 per example in "
+            f"column {name!r}, got {bad[0]!r}. Use another objective for regression and multi-label problems."
         )
     labels = np.asarray([int(value) for value in column.values])
     counts = np.zeros((labels.max() + 1, num_groups), dtype=np.int64)

@@ -16,6 +16,17 @@ def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(get_base_model().forward if callable(get_base_model) else model.forward).parameters
 
 
+def num_outputs_of(model: nn.Module | None) -> int | None:
+    """Number of classes or of regression targets that a network declares, None where it does not say."""
+    config = getattr(model, "config", None)
+    return getattr(config, "num_labels", None) or getattr(model, "num_classes", None)
+
+
+def declared_problem_type(model: nn.Module | None) -> str | None:
+    """What a network's config says about its `problem_type`, None where it does not say."""
+    return getattr(getattr(model, "config", None), "problem_type", None)
+
+
 def renamed_input(model: nn.Module, columns: Sequence[str], not_inputs: Sequence[str]) -> dict[str, str]:
     """For a network whose `forward(x)` has no argument named like a column: {column: argument}; {} for any other.
 
@@ -85,6 +96,13 @@ def with_logits(outputs: Any, logits: Tensor) -> Any:
         outputs["logits"] = logits
         return outputs
     return (logits, *outputs[1:])
+
+
+def with_loss(outputs: Any, loss: Tensor) -> Any:
+    """What a model returned, in the form in which the `Trainer` finds the scores: by name, or behind the loss."""
+    if isinstance(outputs, Tensor):
+        return {"logits": outputs}
+    return (loss, *outputs) if isinstance(outputs, (tuple, list)) else outputs
 
 
 def order_of_split(group_ids: Tensor) -> Tensor:

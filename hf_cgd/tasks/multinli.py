@@ -15,7 +15,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from hf_cgd.data.sources import find_tables, load_from_hub, read_table, require_columns, require_text
+from hf_cgd.data.sources import find_tables, load_from_hub, read_table, require_columns_in_splits, require_text
 
 HUB_ID = "nyu-mll/multi_nli"
 LABELS = ("entailment", "neutral", "contradiction")
@@ -94,9 +94,9 @@ def load(data_dir: str | Path | None = None) -> DatasetDict:
             f"{sorted(path.name for path in Path(data_dir).iterdir())[:10]}. Rename the files like the Hub's parts."
         )
     parts = DatasetDict({name: read_table(path) for name, path in tables.items()})
-    require_columns(parts, {"data_dir": "premise"})
-    require_columns(parts, {"data_dir": "hypothesis"})
-    require_columns(parts, {"data_dir": "label"})
+    require_columns_in_splits(parts, {"data_dir": "premise"})
+    require_columns_in_splits(parts, {"data_dir": "hypothesis"})
+    require_columns_in_splits(parts, {"data_dir": "label"})
     return parts
 
 

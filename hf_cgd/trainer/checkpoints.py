@@ -1,16 +1,17 @@
-"""Which checkpoint to resume from: the newest one that was written to its end."""
+"""Which checkpoint to resume from: the newest one that was written to its end.
+
+What the Trainer writes last into a checkpoint is `trainer_state.json`, so a checkpoint with a whole one is complete.
+"""
 
 import json
 import logging
 import os
 from collections.abc import Sequence
 
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "trainer_state.json"
-"""What the Trainer writes last into a checkpoint."""
 
 
 def what_is_missing(checkpoint: str, needed: Sequence[str] = ()) -> str | None:
@@ -20,14 +21,14 @@ def what_is_missing(checkpoint: str, needed: Sequence[str] = ()) -> str | None:
         checkpoint: the folder.
         needed: files that this run needs beside those of the Trainer.
     """
-    for name in (STATE_FILE, *needed):
+    for name in (TRAINER_STATE_NAME, *needed):
         if not os.path.isfile(os.path.join(checkpoint, name)):
             return f"no {name}"
-    with open(os.path.join(checkpoint, STATE_FILE), "rb") as file:
+    with open(os.path.join(checkpoint, TRAINER_STATE_NAME), "rb") as file:
         try:
             json.load(file)
         except ValueError:
-            return f"{STATE_FILE} is cut off"
+            return f"{TRAINER_STATE_NAME} is cut off"
     return None
 
 
@@ -67,9 +68,3 @@ def require_complete(checkpoint: str, needed: Sequence[str] = ()) -> None:
             f"The checkpoint {checkpoint} cannot be resumed: {missing}. It was not written to its end, or by another "
             "program. Use an older one, or resume_from_checkpoint=True for the newest complete one."
         )
-
-
-def forget_state(checkpoint: str | None) -> None:
-    """Before a checkpoint is written over: from now on it is not complete."""
-    if checkpoint is not None and os.path.exists(os.path.join(checkpoint, STATE_FILE)):
-        os.remove(os.path.join(checkpoint, STATE_FILE))

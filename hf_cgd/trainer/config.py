@@ -1,21 +1,25 @@
 """`GroupRobustConfig`: `TrainingArguments` and the options of group-robust training."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from transformers import TrainingArguments
 
-from hf_cgd.data.sampling import GROUP_SAMPLINGS
+from hf_cgd.data.sampling import GROUP_SAMPLINGS, GroupSampling
 from hf_cgd.gradients import ENGINES
 from hf_cgd.gradients.scope import parse_gradient_layers
 from hf_cgd.metrics import lower_is_better
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
-from hf_cgd.objectives.adaptive import ABSENT_GROUPS, AdaptiveObjective
+from hf_cgd.objectives.adaptive import AbsentGroups
 from hf_cgd.objectives.base import require_one_of
-from hf_cgd.objectives.cgd import INTERACTIONS, SCALINGS, SELF_TERMS, VARIANTS
+from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm, Variant
 from hf_cgd.robust_loss.loss import NONFINITE, WEIGHT_TIMINGS
 
-FORWARD_MODES = ("joint", "split")
+EngineName = Literal["auto", "single_pass", "sketch", "tensor_hooks", "per_group"]
+WeightTiming = Literal["current", "next"]
+NonFinite = Literal["skip", "raise"]
+ForwardMode = Literal["joint", "split"]
+FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
 
 
 def _option(help_text: str, default: Any = None, **metadata: Any) -> Any:
@@ -23,8 +27,8 @@ def _option(help_text: str, default: Any = None, **metadata: Any) -> Any:
 
 
 @dataclass
-class GroupRobustConfig(TrainingArguments):
-    """All that a `GroupRobustTrainer` run can be told: `transformers.TrainingArguments`, and the fields below.
+class GroupOptions:
+    """The options of group-robust training, apart from those of every training.
 
     A knob of the objective (`step_size` to `penalty_anneal_steps`) that is None takes the objective's own default; one
     that is set for an objective that does not have it raises a ValueError that lists the ones it has.
@@ -33,7 +37,7 @@ class GroupRobustConfig(TrainingArguments):
     objective: str = _option(f"What is minimised: one of {', '.join(OBJECTIVES)}.", "cgd", choices=list(OBJECTIVES))
     group_column: list[str] | str | None = _option(
         "Column that holds the group of an example: integers >= 0, strings, bools or a ClassLabel. Several columns "
-        "are crossed: `--group_column label place` gives one group for each combination that occurs.",
+        "are crossed: one group for each combination that occurs.",
         nargs="+",
     )
     eval_group_column: list[str] | str | None = _option(
@@ -49,22 +53,18 @@ class GroupRobustConfig(TrainingArguments):
         "(ERM-UW). Default 0."
     )
     exponent: float | None = _option("p of CGD's loss scaling (l_i l_j)^p. Default 0.5.")
-    scaling: str | None = _option("CGD: 'loss' (equation 5, default) or 'gradient' (equation 3).", choices=[*SCALINGS])
-    interaction: str | None = _option("CGD: 'sum' over the groups (default) or their 'mean'.", choices=[*INTERACTIONS])
-    variant: str | None = _option(
-        "CGD: 'paper' (default) or 'reference', the authors' released code.", choices=[*VARIANTS]
-    )
+    scaling: Scaling | None = _option("CGD: 'loss' (equation 5, default) or 'gradient' (equation 3).")
+    interaction: Interaction | None = _option("CGD: 'sum' over the groups (default) or their 'mean'.")
+    variant: Variant | None = _option("CGD: 'paper' (default) or 'reference', the authors' released code.")
     interaction_momentum: float | None = _option(
         "CGD: how much is kept of running averages of the groups' gradients and losses, in [0, 1). Default 0."
     )
-    self_term: str | None = _option(
+    self_term: SelfTerm | None = _option(
         "CGD: 'one' takes cos(g_i, g_i) = 1 (default); 'split_half' estimates it from two halves of the group's "
-        "examples, for small batches.",
-        choices=[*SELF_TERMS],
+        "examples, for small batches."
     )
-    absent_groups: str | None = _option(
-        "Groups without examples in a step: 'frozen' keeps their weight (default), 'zero_loss' is the older way.",
-        choices=[*ABSENT_GROUPS],
+    absent_groups: AbsentGroups | None = _option(
+        "Groups without examples in a step: 'frozen' keeps their weight (default), 'zero_loss' is the older way."
     )
     min_weight: float | None = _option("Floor of a group weight, in [0, 1/K). Default 1e-5 / K.")
     penalty_weight: float | None = _option(
@@ -80,41 +80,64 @@ class GroupRobustConfig(TrainingArguments):
         "regular expressions over parameter names.",
         nargs="+",
     )
-    gradient_engine: str = _option(
+    gradient_engine: EngineName = _option(
         "How group gradients are taken: 'single_pass' gets those of all groups from one pass over the activations, "
         "'per_group' by one backward pass for each group; 'auto' takes the former where a check on the first batch "
         "finds it exact. 'sketch' compares random sketches of the gradients: cheaper still, for many groups. "
         "'tensor_hooks' takes them in the ordinary backward pass, for the next step's weights: the choice where "
         "parameters are sharded.",
         "auto",
-        choices=[*ENGINES],
     )
-    weight_timing: str | None = _option(
+    weight_timing: WeightTiming | None = _option(
         "'current': a step's statistics set the weights of that step (default without gradient accumulation). 'next': "
-        "they set those of the following step (default, and the only way, with accumulation or sharded parameters).",
-        choices=[*WEIGHT_TIMINGS],
+        "they set those of the following step (default, and the only way, with accumulation or sharded parameters)."
     )
-    forward_mode: str = _option(
+    forward_mode: ForwardMode = _option(
         "'joint': one forward pass of the whole batch. 'split': one for each group, so that BatchNorm statistics are "
         "the group's own; slower, and dropout draws other masks.",
         "joint",
-        choices=[*FORWARD_MODES],
     )
-    group_sampling: str = _option(
+    group_sampling: GroupSampling = _option(
         "'none': the Trainer's own order. 'balanced': every batch holds each group equally often. 'weighted': drawn "
         "with replacement, groups equally likely.",
         "none",
-        choices=[*GROUP_SAMPLINGS],
     )
-    nonfinite: str = _option(
+    nonfinite: NonFinite = _option(
         "Where the loss or gradient of a group is NaN or infinite: 'skip' leaves the group weights as they are for "
         "that step and warns; 'raise' stops the run.",
         "skip",
-        choices=[*NONFINITE],
     )
     min_group_size: int = _option(
         "Smallest training group that is accepted; smaller ones are usually typing errors or ids.", 2
     )
+
+    def build_objective(self) -> Objective:
+        """The objective that the fields describe.
+
+        Raises:
+            ValueError: an unknown objective, a knob it does not have, or a value outside its range.
+        """
+        return build_objective(self.objective, {knob: getattr(self, knob) for knob in KNOBS})
+
+
+def options_of(args: TrainingArguments) -> GroupOptions:
+    """The group options of a run; the defaults, where plain `TrainingArguments` were given.
+
+    Arguments of another class may have fields of these names, apart from `objective` and the objective's knobs.
+    """
+    if isinstance(args, GroupOptions):
+        return args
+    names = {option.name for option in fields(GroupOptions)} - {"objective", *KNOBS}
+    return GroupOptions(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+
+@dataclass
+class GroupRobustConfig(GroupOptions, TrainingArguments):
+    """All that a `GroupRobustTrainer` run can be told: `transformers.TrainingArguments`, and `GroupOptions`.
+
+    Raises:
+        ValueError: an unknown value, or options that do not go together.
+    """
 
     def __post_init__(self) -> None:
         if self.metric_for_best_model is not None and self.greater_is_better is None:
@@ -136,7 +159,7 @@ class GroupRobustConfig(TrainingArguments):
             raise ValueError("forward_mode='split' needs to know the groups: set group_column.")
         if self.weight_timing is not None:
             require_one_of("weight_timing", self.weight_timing, WEIGHT_TIMINGS)
-            self._refuse_unless(isinstance(objective, AdaptiveObjective), "weight_timing", "has no moving weights")
+            self._refuse_unless(objective.moves_weights, "weight_timing", "has no moving weights")
             if self.weight_timing == "current" and self.gradient_accumulation_steps > 1:
                 raise ValueError(
                     "weight_timing='current' needs all of a step's statistics before its first backward pass, which "
@@ -144,7 +167,7 @@ class GroupRobustConfig(TrainingArguments):
                     "unset (it is 'next' with accumulation), or do not accumulate."
                 )
         if self.nonfinite != "skip":
-            self._refuse_unless(isinstance(objective, AdaptiveObjective), "nonfinite", "has no moving weights")
+            self._refuse_unless(objective.moves_weights, "nonfinite", "has no moving weights")
         if self.group_sampling != "none" and self.train_sampling_strategy != "random":
             raise ValueError(
                 f"group_sampling={self.group_sampling!r} and train_sampling_strategy={self.train_sampling_strategy!r} "
@@ -159,14 +182,6 @@ class GroupRobustConfig(TrainingArguments):
                 f"{name} has no effect on objective={self.objective!r}, which {reason}. Remove it, or choose an "
                 "objective that uses it, such as 'cgd'."
             )
-
-    def build_objective(self) -> Objective:
-        """The objective that the fields describe.
-
-        Raises:
-            ValueError: an unknown objective, a knob it does not have, or a value outside its range.
-        """
-        return build_objective(self.objective, {knob: getattr(self, knob) for knob in KNOBS})
 
 
 def _as_list(name: str, value: Any) -> list[str] | None:

@@ -1,11 +1,16 @@
-"""Weights and losses of very many groups over a run: one line of a file for each log entry, in place of the log."""
+"""Weights and losses of the groups over a run: in the Trainer's log, and of very many groups in a file."""
 
 import json
 import os
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from hf_cgd.robust_loss.loss import GroupRobustLoss
+
+MAX_LOGGED_GROUPS = 32
+"""Weights and losses of more groups than this are logged as their extremes, and whole in a file of their own."""
 HISTORY_FILE = "group_history.jsonl"
 """In output_dir, where a run has more groups than are logged by name."""
 
@@ -46,6 +51,47 @@ class GroupHistory:
             row[kind] = [_short(by_name.get(name)) for name in self._names]
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(_line(row))
+
+
+class GroupLog:
+    """Adds the group values of a run to the Trainer's log.
+
+    Up to `MAX_LOGGED_GROUPS` groups are logged by name. Of more groups the log has the smallest and the largest value,
+    and `HISTORY_FILE` has all.
+
+    Args:
+        folder: where the history goes; None for no history (other processes than the main one).
+        names: the K groups.
+        step: see `GroupHistory`.
+    """
+
+    def __init__(self, folder: str | None, names: Sequence[str], step: int) -> None:
+        self._by_name = len(names) <= MAX_LOGGED_GROUPS
+        self._history = None if folder is None or self._by_name else GroupHistory(folder, names, step)
+
+    def values(self, robust_loss: GroupRobustLoss, step: int) -> dict[str, float]:
+        """What the log gains at a step; the mean group losses since the last call are used up.
+
+        Numbers that are not finite are left out: JSON has none.
+        """
+        values = {"group_loss": robust_loss.drain_group_losses()}
+        if robust_loss.alpha is not None:
+            values["group_weight"] = dict(zip(robust_loss.groups.names, robust_loss.alpha.tolist(), strict=True))
+        values = {
+            kind: {name: value for name, value in by_name.items() if isfinite(value)}
+            for kind, by_name in values.items()
+        }
+        if self._history is not None:
+            self._history.append(step, values)
+        logs: dict[str, float] = {}
+        for kind, by_name in values.items():
+            if self._by_name:
+                logs |= {f"{kind}/{name}": value for name, value in by_name.items()}
+            elif by_name:
+                logs |= {f"{kind}_min": min(by_name.values()), f"{kind}_max": max(by_name.values())}
+        if robust_loss.skipped_updates:
+            logs["skipped_weight_updates"] = robust_loss.skipped_updates
+        return logs
 
 
 def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:

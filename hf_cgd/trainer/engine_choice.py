@@ -1,0 +1,165 @@
+"""How a run takes group gradients: which engine, over which parameters, and every combination that is refused."""
+
+import logging
+from typing import Any
+
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import nn
+from transformers import TrainingArguments
+
+from hf_cgd.data.groups import GroupInfo
+from hf_cgd.distributed.communication import Communication, ProcessGroupCommunication
+from hf_cgd.gradients import (
+    AutoEngine,
+    GradientEngine,
+    PerGroupEngine,
+    TensorHookEngine,
+    gradient_scope,
+    needs_static_shapes,
+)
+from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.config import options_of
+from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
+
+logger = logging.getLogger(__name__)
+
+STATIC_ENGINES = ("auto", "single_pass", "per_group")
+"""Values of `gradient_engine` that can be had on XLA devices."""
+
+
+class EngineChoice:
+    """Refuses what does not go together, and builds the loss of a run with the engine that its options ask for.
+
+    Args:
+        args: those of the Trainer; read anew at each call, since a search changes them.
+    """
+
+    def __init__(self, args: TrainingArguments) -> None:
+        self._args = args
+        self.tensor_hooks: TensorHookEngine | None = None
+        """The engine in use where it works by tensor hooks."""
+        self._tensor_hooks_made_for: tuple[Any, str] | None = None
+
+    def require_supported(self, objective: Objective, model: nn.Module, accelerator: Accelerator) -> None:
+        """Raise a ValueError unless this kind of run can train by the objective."""
+        args, options = self._args, options_of(self._args)
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"{args.n_gpu} GPUs are visible to one process, which transformers would drive by DataParallel. "
+                "Group losses need one process per GPU: start the script with `accelerate launch`, or set "
+                "CUDA_VISIBLE_DEVICES to a single GPU."
+            )
+        require_that_fsdp_runs(accelerator)
+        if needs_static_shapes(args.device):
+            _require_static_shapes(options.forward_mode, options.gradient_engine)
+        if objective.needs_gradients:
+            engine, timing = options.gradient_engine, options.weight_timing
+            require_supported(objective.name, model, args, accelerator, engine, timing)
+
+    def build_loss(
+        self, objective: Objective, groups: GroupInfo, model: nn.Module, accelerator: Accelerator
+    ) -> GroupRobustLoss:
+        """The loss of a run, with its gradient engine.
+
+        Args:
+            objective: what is minimised.
+            groups: the training groups.
+            model: the network; its parameters now are those that are trained.
+            accelerator: the Trainer's.
+
+        Raises:
+            ValueError: options, groups and model do not fit the objective.
+        """
+        args, options = self._args, options_of(self._args)
+        communication = _communication(accelerator, args)
+        engine = self._engine(objective, model, accelerator, communication) if objective.needs_gradients else None
+        late = args.gradient_accumulation_steps > 1 or (engine is not None and engine.timing == "after_backward")
+        return GroupRobustLoss(
+            objective,
+            groups,
+            [] if engine is None else engine.parameters,
+            engine=engine,
+            weight_timing=options.weight_timing or ("next" if late else "current"),
+            communication=communication,
+            loss_scale=None if accelerator.scaler is None else accelerator.scaler.get_scale,
+            nonfinite=options.nonfinite,
+            keep_on=args.device if needs_static_shapes(args.device) else None,
+        )
+
+    def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:
+        """Say in the log what a run trains by: objective, groups, and where group gradients are taken."""
+        if robust_loss is None:
+            return
+        objective, groups = robust_loss.objective, robust_loss.groups
+        counts = ", ".join(f"{n} ({c})" for n, c in zip(groups.names, groups.counts or (), strict=False))
+        logger.info("Objective %s, learning rate %g", objective, self._args.learning_rate)
+        logger.info("  %d groups: %s", len(groups), counts or ", ".join(groups.names))
+        if not objective.needs_gradients:
+            return
+        if self.tensor_hooks is not None:
+            size = self.tensor_hooks.size
+            logger.info("  Group gradients over %d parameters, by tensor hooks in the backward pass", size)
+            logger.info("  weight_timing='next': a step's statistics set the weights of the following one")
+            return
+        scope = self._scope(model)
+        size = sum(parameter.numel() for parameter in scope.values())
+        logger.info("  Group gradients over %d parameters (%s … %s)", size, next(iter(scope)), list(scope)[-1])
+
+    def _engine(
+        self, objective: Objective, model: nn.Module, accelerator: Accelerator, communication: Communication
+    ) -> GradientEngine:
+        options = options_of(self._args)
+        engine = options.gradient_engine
+        if engine == "tensor_hooks" or is_sharded(model, accelerator):
+            if options.forward_mode != "joint":
+                raise ValueError(
+                    "forward_mode='split' has a forward pass for each group, but tensor hooks (sharded parameters, or "
+                    "gradient_engine='tensor_hooks') follow a single one. Use forward_mode='joint'."
+                )
+            # Built while the parameters are whole, and kept: FSDP leaves neither their shapes nor their identity.
+            made_for = (options.gradient_layers, engine)
+            known = self.tensor_hooks is not None and self.tensor_hooks.belongs_to(model)
+            if not known or made_for != self._tensor_hooks_made_for:
+                scope = list(self._scope(model).values())
+                self.tensor_hooks = TensorHookEngine(model, scope, engine == "sketch", self._args.device)
+                self._tensor_hooks_made_for = made_for
+            assert self.tensor_hooks is not None
+            return self.tensor_hooks
+        self.tensor_hooks = None
+        parameters = list(self._scope(model).values())
+        # The fast engines need one forward pass of the whole batch, and one coefficient for each group.
+        if engine == "per_group" or options.forward_mode == "split" or not objective.linear_in_losses:
+            return PerGroupEngine(parameters)
+        static = needs_static_shapes(self._args.device)
+        return AutoEngine(model, parameters, engine, communication.all_agree, static=static)
+
+    def _scope(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        layers = options_of(self._args).gradient_layers
+        return gradient_scope(model) if layers is None else gradient_scope(model, layers)
+
+
+def _communication(accelerator: Accelerator, args: TrainingArguments) -> Communication:
+    if accelerator.num_processes == 1:
+        return Communication()
+    if dist.is_initialized():
+        return ProcessGroupCommunication(args.device)
+    return Communication(
+        lambda tensor: accelerator.reduce(tensor.to(args.device), reduction="sum").to(tensor.device),
+        accelerator.num_processes,
+        accelerator.process_index,
+    )
+
+
+def _require_static_shapes(forward_mode: str, engine: str) -> None:
+    if forward_mode != "joint":
+        raise ValueError(
+            "forward_mode='split' runs the network on batches of another size in every step, and XLA devices would "
+            "compile it for each. Use forward_mode='joint'."
+        )
+    if engine not in STATIC_ENGINES:
+        raise ValueError(
+            f"gradient_engine={engine!r} takes slices as long as groups are, and XLA devices would compile each anew. "
+            f"Expected one of {', '.join(STATIC_ENGINES)}."
+        )

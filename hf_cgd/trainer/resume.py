@@ -1,0 +1,144 @@
+"""What a checkpoint holds of the groups, and how a run goes on from it.
+
+A run is resumed in this order:
+
+1. `train(resume_from_checkpoint)` asks `RunState.find` for the last checkpoint that was written to its end.
+2. The `Trainer` restores model, optimizer, random numbers and its own state, then says `on_train_begin`.
+3. `RunState.begin` builds the loss of the run, once, on the parameters that will be trained.
+4. It loads weights, counters and running averages into the loss, which matches the groups by name.
+5. It cuts the history at the checkpoint's step.
+6. `tell_sampler` tells the sampler which epoch it is; with the run's seed, that fixes the order.
+
+A checkpoint holds `saved_entry` in `trainer_state.json`, and the tensors of `save_tensors` in a file beside it.
+Before it is written, `mark_incomplete` takes the mark from an older one of the same name.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.checkpoints import last_complete_checkpoint, require_complete
+from hf_cgd.trainer.history import GroupLog
+
+GROUP_TENSORS_FILE = "group_gradients.safetensors"
+"""In a checkpoint, where running averages of group gradients are kept."""
+ENTRY = "GroupStateCallback"
+"""Name of our entry among the `stateful_callbacks` of `trainer_state.json`: that of the callback's class."""
+
+
+class RunState:
+    """Finds and restores the group state of a trainer's runs."""
+
+    def __init__(self) -> None:
+        self.resumed_from: str | None = None
+        """The checkpoint that the latest run was resumed from, None for a run from the start."""
+
+    def find(self, wanted: str | bool | None, output_dir: str | None, objective: Objective) -> str | bool | None:
+        """The checkpoint to resume from, for `Trainer.train`.
+
+        Args:
+            wanted: a folder; True for the newest complete checkpoint in `output_dir`; None or False for none.
+            output_dir: where the checkpoints are.
+            objective: that of the run.
+
+        Raises:
+            ValueError: the checkpoint, or every one of them, was not written to its end.
+        """
+        found = wanted
+        if wanted is True:
+            assert output_dir is not None
+            needed = [GROUP_TENSORS_FILE] if objective.average_kept > 0 else []
+            found = last_complete_checkpoint(output_dir, needed) or True
+        elif wanted:
+            require_complete(wanted)
+        self.resumed_from = found if isinstance(found, str) else None
+        return found
+
+    def begin(
+        self, build_loss: Callable[[], GroupRobustLoss | None], args: TrainingArguments, state: TrainerState
+    ) -> tuple[GroupRobustLoss | None, GroupLog | None]:
+        """The loss and the log of a run, with the checkpoint's state where the run is resumed.
+
+        Args:
+            build_loss: builds the loss on the model as it is now; None without groups.
+            args, state: those of the Trainer; the state is the checkpoint's.
+
+        Raises:
+            ValueError: the checkpoint has no group state, or that of other groups or another objective.
+        """
+        assert isinstance(state.stateful_callbacks, dict)
+        entry = state.stateful_callbacks.get(ENTRY)
+        # The Trainer expects an entry for every callback that has a state when it saves.
+        state.stateful_callbacks.setdefault(ENTRY, saved_entry(None))
+        robust_loss = build_loss()
+        if robust_loss is None:
+            return None, None
+        if state.global_step > 0:
+            self._restore(robust_loss, entry)
+        folder = args.output_dir if state.is_world_process_zero else None
+        return robust_loss, GroupLog(folder, robust_loss.groups.names, state.global_step)
+
+    def _restore(self, robust_loss: GroupRobustLoss, entry: Mapping[str, Any] | None) -> None:
+        saved = None if entry is None else entry["attributes"]["saved"]
+        if saved is not None:
+            robust_loss.load_state_dict(saved, self._tensors(robust_loss.objective))
+        elif robust_loss.objective.has_weights or robust_loss.objective.reads:
+            raise ValueError(
+                "The checkpoint holds no group weights or counters: it was not written by a GroupRobustTrainer with "
+                "groups. Load its model with from_pretrained and start a new run."
+            )
+
+    def _tensors(self, objective: Objective) -> dict[str, Tensor]:
+        if objective.average_kept == 0:
+            return {}
+        path = os.path.join(self.resumed_from or "", GROUP_TENSORS_FILE)
+        if not os.path.exists(path):
+            raise ValueError(
+                f"interaction_momentum needs the running averages of the checkpoint, but there is no {path}. Resume "
+                "from an older checkpoint, or with interaction_momentum=0."
+            )
+        return load_file(path)
+
+
+def saved_entry(robust_loss: GroupRobustLoss | None) -> dict[str, Any]:
+    """Our entry in `trainer_state.json`, in the form that the Trainer wants."""
+    return {"args": {}, "attributes": {"saved": None if robust_loss is None else robust_loss.state_dict()}}
+
+
+def save_tensors(robust_loss: GroupRobustLoss | None, args: TrainingArguments, state: TrainerState) -> None:
+    """Put the large part of the state, where there is any, beside the checkpoint that was just written.
+
+    All processes have to call.
+    """
+    tensors = {} if robust_loss is None else robust_loss.state_tensors()
+    if tensors and state.is_world_process_zero:
+        assert args.output_dir is not None
+        folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        unfinished = os.path.join(folder, f"{GROUP_TENSORS_FILE}.tmp")
+        save_file(tensors, unfinished)
+        os.replace(unfinished, os.path.join(folder, GROUP_TENSORS_FILE))
+
+
+def mark_incomplete(checkpoint: str | None) -> None:
+    """Before a checkpoint is written over: from now on it is not complete."""
+    if checkpoint is not None and os.path.exists(os.path.join(checkpoint, TRAINER_STATE_NAME)):
+        os.remove(os.path.join(checkpoint, TRAINER_STATE_NAME))
+
+
+def tell_sampler(loader: Any, args: TrainingArguments, state: TrainerState) -> None:
+    """Tell a loader's sampler its epoch, which the Trainer does not where several processes resume in mid-epoch."""
+    sampler = getattr(loader, "batch_sampler", None)
+    while sampler is not None:
+        if hasattr(sampler, "set_epoch"):
+            steps = max(1, math.ceil(len(loader) / args.gradient_accumulation_steps))
+            sampler.set_epoch(state.global_step // steps)
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
