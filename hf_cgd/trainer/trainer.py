@@ -17,6 +17,7 @@ from transformers import Trainer
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
+from hf_cgd.arithmetic import DeviceArithmetic
 from hf_cgd.data.collator import GROUP_IDS, GroupCollator, RenamingCollator, SubgroupCollator
 from hf_cgd.data.columns import Column, column_names
 from hf_cgd.data.evaluation_groups import EvaluationGroups
@@ -549,7 +550,7 @@ class GroupRobustTrainer(Trainer):
             communication=communication,
             loss_scale=None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale,
             nonfinite=self._option("nonfinite"),
-            keep_on=self.args.device if self._static_shapes else None,
+            arithmetic=DeviceArithmetic(self.args.device) if self._static_shapes else None,
         )
 
     def _communication(self) -> Communication:
