@@ -255,7 +255,7 @@ class GroupRobustLoss:
         return wanted
 
     def _gather(self, losses: Tensor, group_ids: Tensor, scale: float) -> GroupGradients | None:
-        """Take this micro-batch into the statistics of the step; its group gradients times `scale`, if there are any."""
+        """Take this micro-batch into the step's statistics; its group gradients times `scale`, if there are any."""
         sums, counts = self._group_losses.add(losses, group_ids)
         self._window.add(sums)
         return self._estimator.add(losses, group_ids, counts, self._window, scale)
