@@ -27,6 +27,10 @@ class Arithmetic(ABC):
         """Indices to go through for a [N] mask: those that are True, or all N where no value may be looked at."""
 
     @abstractmethod
+    def present(self, counts: Tensor) -> list[int]:
+        """Numbers of the groups to ask for, by how many examples [K] they have: those with any, or all K."""
+
+    @abstractmethod
     def rows(self, values: Tensor, wanted: Tensor) -> Tensor:
         """The rows of `values` [N, …] that are `wanted` [N], or all N rows with zeros in place of the others."""
 
@@ -54,6 +58,10 @@ class HostArithmetic(Arithmetic):
     def places(self, wanted: Tensor) -> Tensor:
         """Those that are True."""
         return wanted.nonzero().flatten()
+
+    def present(self, counts: Tensor) -> list[int]:
+        """Those that have examples."""
+        return counts.nonzero().flatten().tolist()
 
     def rows(self, values: Tensor, wanted: Tensor) -> Tensor:
         """The wanted rows."""
@@ -85,6 +93,10 @@ class DeviceArithmetic(Arithmetic):
     def places(self, wanted: Tensor) -> Tensor:
         """All of them."""
         return torch.arange(len(wanted), device=wanted.device)
+
+    def present(self, counts: Tensor) -> list[int]:
+        """All of them."""
+        return list(range(len(counts)))
 
     def rows(self, values: Tensor, wanted: Tensor) -> Tensor:
         """All rows, the others zero."""

@@ -130,7 +130,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
         ],
         "engine": getattr(getattr(trainer.robust_loss._engine, "chosen", None), "name", None),
         "collectives": collectives.calls,
-        "row_size": trainer.robust_loss._row_size,
+        "row_size": trainer.robust_loss._estimator.pooled_rows.row_size,
     }
     if name in EVALUATED:
         metrics = trainer.evaluate()

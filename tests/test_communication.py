@@ -46,11 +46,11 @@ def test_pooled_rows_are_the_sums_of_the_micro_batches(
 
 def _close(pooled: PooledRows, processes: int, rank: int) -> Tensor:
     """This rank's part, leaving the step open for the next rank to be played."""
-    open_parts = pooled._parts
+    open_parts = pooled._columns
     pooled._communication.rank = rank
     part = pooled.close().clone()
     if rank < processes - 1:
-        pooled._parts = open_parts
+        pooled._columns = open_parts
     return part
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning, Objective
 from hf_cgd.distributed.communication import Communication
+from hf_cgd.objectives import GroupBatch, ObjectiveOutput
 
 TWO = GroupInfo(["a", "b"], [90, 10])
 
@@ -200,7 +201,7 @@ def test_what_an_objective_needs_is_asked_for_at_construction() -> None:
 
 
 def test_pooled_gradients_that_are_large_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hf_cgd.robust_loss.loss.LARGE_ROWS", 2 * 6 * 8 - 1)
+    monkeypatch.setattr("hf_cgd.robust_loss.estimators.LARGE_ROWS", 2 * 6 * 8 - 1)
     model = Quadratic()
     robust_loss = GroupRobustLoss(CGD(), TWO, list(model.parameters()), weight_timing="next")
     ids = torch.tensor([0, 1])
@@ -237,7 +238,7 @@ def test_state_survives_json_bit_for_bit() -> None:
 
 def test_groups_are_matched_by_name() -> None:
     saved = stepped("äbc")
-    restored = GroupRobustLoss(GroupDRO(), GroupInfo("cäb", [5, 5, 5]))
+    restored = GroupRobustLoss(GroupDRO(step_size=0.123), GroupInfo("cäb", [5, 5, 5]))
     restored.load_state_dict(json.loads(json.dumps(saved.state_dict())))
     assert restored.alpha.tolist() == saved.alpha[[2, 0, 1]].tolist()
 
@@ -248,6 +249,41 @@ def test_other_groups_or_another_objective_are_refused() -> None:
         GroupRobustLoss(GroupDRO(), GroupInfo("abc", [5] * 3)).load_state_dict(state)
     with pytest.raises(ValueError, match=r"objective='group_dro'.*'erm_uw'"):
         GroupRobustLoss(ERMUW(), GroupInfo("ab", [5, 5])).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"other options of objective='group_dro': step_size 0.123 -> 0.2"):
+        GroupRobustLoss(GroupDRO(step_size=0.2), GroupInfo("ab", [5, 5])).load_state_dict(state)
+
+
+def test_objectives_of_the_same_name_are_told_apart() -> None:
+    class Mine(Objective):
+        pass
+
+    class Other(Objective):
+        pass
+
+    state = json.loads(json.dumps(GroupRobustLoss(Mine(), TWO).state_dict()))
+    GroupRobustLoss(Mine(), TWO).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"objective='custom' \(.*Mine\), but this run has 'custom' \(.*Other\)"):
+        GroupRobustLoss(Other(), TWO).load_state_dict(state)
+    with pytest.raises(ValueError, match="only the name 'custom'"):
+        GroupRobustLoss(Mine(), TWO).load_state_dict({**state, "objective": "custom"})
+
+
+def test_former_declarations_are_refused_when_the_class_is_made() -> None:
+    with pytest.raises(TypeError, match=r"declares 'needs', which is `reads` now"):
+
+        class Old(Objective):
+            needs = ("logits",)
+
+
+def test_an_objective_with_a_loss_of_its_own_is_not_taken_for_linear() -> None:
+    class Squared(Objective):
+        def loss(self, batch: GroupBatch) -> ObjectiveOutput:
+            return ObjectiveOutput(batch.losses.square().sum())
+
+    class Declared(Squared):
+        linear_in_losses = True
+
+    assert (Objective.linear_in_losses, Squared.linear_in_losses, Declared.linear_in_losses) == (True, False, True)
 
 
 def test_no_state_in_the_middle_of_a_step() -> None:

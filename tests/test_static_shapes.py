@@ -29,6 +29,7 @@ from hf_cgd import (
     Objective,
     gradient_scope,
 )
+from hf_cgd.arithmetic import DeviceArithmetic
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.gradients import (
     AutoEngine,
@@ -151,7 +152,7 @@ def run(objective: Objective, static: bool, engine: str = "auto", parts: int = 1
     scope = list(model.parameters())
     chosen = AutoEngine(model, scope, static=static) if engine == "auto" else PerGroupEngine(scope)
     loss_of = GroupRobustLoss(
-        objective, INFO, scope, engine=chosen, keep_on=CPU if static else None, weight_timing="current" if parts == 1 else "next", **options
+        objective, INFO, scope, engine=chosen, arithmetic=DeviceArithmetic(CPU) if static else None, weight_timing="current" if parts == 1 else "next", **options
     )  # fmt: skip
     weights, values = [], []
     for x, labels, ids in batches():
@@ -208,7 +209,7 @@ def bad_batch(value: float) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_losses_that_are_not_finite_leave_the_weights_and_come_to_light_later(value: float) -> None:
-    loss_of = GroupRobustLoss(GroupDRO(step_size=0.3), INFO, keep_on=CPU)
+    loss_of = GroupRobustLoss(GroupDRO(step_size=0.3), INFO, arithmetic=DeviceArithmetic(CPU))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loss_of(*bad_batch(1.0))
@@ -218,7 +219,7 @@ def test_losses_that_are_not_finite_leave_the_weights_and_come_to_light_later(va
     with pytest.warns(GroupRobustWarning, match=r"In 1 optimizer step\(s\) up to number 2 .*\['c'\]"):
         loss_of.drain_group_losses()
     assert (loss_of.updates, loss_of.skipped_updates, loss_of.steps) == (1, 1, 2)
-    raising = GroupRobustLoss(GroupDRO(step_size=0.3), INFO, keep_on=CPU, nonfinite="raise")
+    raising = GroupRobustLoss(GroupDRO(step_size=0.3), INFO, arithmetic=DeviceArithmetic(CPU), nonfinite="raise")
     raising(*bad_batch(value))
     with pytest.raises(FloatingPointError, match="'c'"):
         raising.state_dict()
@@ -226,14 +227,14 @@ def test_losses_that_are_not_finite_leave_the_weights_and_come_to_light_later(va
 
 def test_negative_losses_are_refused_when_they_are_read() -> None:
     layer = nn.Linear(3, 1)
-    loss_of = GroupRobustLoss(CGD(), INFO, list(layer.parameters()), keep_on=CPU)
+    loss_of = GroupRobustLoss(CGD(), INFO, list(layer.parameters()), arithmetic=DeviceArithmetic(CPU))
     loss_of(layer(torch.randn(4, 3)).squeeze(1) ** 2 - 5, torch.tensor([1, 1, 1, 1]))
     with pytest.raises(ValueError, match="needs losses >= 0, but the mean loss of group 'b'"):
         loss_of.drain_group_losses()
 
 
 def test_warnings_about_the_weights_come_late_but_come() -> None:
-    loss_of = GroupRobustLoss(GroupDRO(step_size=5.0), GroupInfo("ab", [5, 5]), keep_on=CPU)
+    loss_of = GroupRobustLoss(GroupDRO(step_size=5.0), GroupInfo("ab", [5, 5]), arithmetic=DeviceArithmetic(CPU))
     for step in range(50):
         values = torch.tensor([1.0, 9.0] if step % 2 else [9.0, 1.0], requires_grad=True)
         loss_of(values, torch.tensor([0, 1]))
@@ -242,11 +243,11 @@ def test_warnings_about_the_weights_come_late_but_come() -> None:
 
 
 def test_state_goes_from_a_static_run_to_an_ordinary_one_and_back() -> None:
-    static = GroupRobustLoss(GroupDRO(step_size=0.3), INFO, keep_on=CPU)
+    static = GroupRobustLoss(GroupDRO(step_size=0.3), INFO, arithmetic=DeviceArithmetic(CPU))
     static(*bad_batch(2.0))
     ordinary = GroupRobustLoss(GroupDRO(step_size=0.3), INFO)
     ordinary.load_state_dict(static.state_dict())
-    again = GroupRobustLoss(GroupDRO(step_size=0.3), INFO, keep_on=CPU)
+    again = GroupRobustLoss(GroupDRO(step_size=0.3), INFO, arithmetic=DeviceArithmetic(CPU))
     again.load_state_dict(ordinary.state_dict())
     assert again.alpha is not None and static.alpha is not None and torch.equal(again.alpha, static.alpha)
     assert again.alpha.dtype == torch.float32 and ordinary.alpha is not None and ordinary.alpha.dtype == torch.float64
@@ -259,7 +260,7 @@ def test_state_goes_from_a_static_run_to_an_ordinary_one_and_back() -> None:
 )
 def test_options_with_changing_shapes_are_refused(objective: Objective, name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        GroupRobustLoss(objective, INFO, [nn.Parameter(torch.zeros(1))], keep_on=CPU)
+        GroupRobustLoss(objective, INFO, [nn.Parameter(torch.zeros(1))], arithmetic=DeviceArithmetic(CPU))
 
 
 # ---- The Trainer ----------------------------------------------------------------------------------------------------

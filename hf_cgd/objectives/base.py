@@ -167,8 +167,9 @@ class Objective:
         return {knob.name: getattr(self, knob.name) for knob in fields(self)}
 
     def identity(self) -> dict[str, Any]:
-        """What tells it from other objectives, JSON-ready: the class's qualified name and its knobs."""
-        return {"class": f"{type(self).__module__}.{type(self).__qualname__}", "knobs": self.knobs()}
+        """What tells it from other objectives, JSON-ready: name, the class's qualified name, and its knobs."""
+        knobs = {name: _json_ready(value) for name, value in self.knobs().items()}
+        return {"name": self.name, "class": f"{type(self).__module__}.{type(self).__qualname__}", "knobs": knobs}
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """Weights [K] at the start of a run, from the training counts [K]: equal by default."""
@@ -201,6 +202,15 @@ _FORMER_DECLARATIONS = {
     "needs_gradients": "`statistics` with 'gram' in it",
     "splits_groups": "`statistics` with 'self_products' in it",
 }
+
+
+def _json_ready(value: Any) -> Any:
+    """A knob's value as it comes back from JSON; of what JSON has no form for, its `repr`."""
+    if isinstance(value, (tuple, list)):
+        return [_json_ready(part) for part in value]
+    if isinstance(value, dict):
+        return {str(name): _json_ready(part) for name, part in value.items()}
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
 
 
 def weighted_group_losses(batch: GroupBatch, coefficients: Tensor) -> Tensor:

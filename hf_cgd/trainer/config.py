@@ -9,15 +9,14 @@ from hf_cgd.data.sampling import GROUP_SAMPLINGS, GroupSampling
 from hf_cgd.gradients import ENGINES
 from hf_cgd.gradients.scope import parse_gradient_layers
 from hf_cgd.metrics import lower_is_better
+from hf_cgd.monitors import NONFINITE, NonFinite
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
 from hf_cgd.objectives.adaptive import AbsentGroups
 from hf_cgd.objectives.base import require_one_of
 from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm, Variant
-from hf_cgd.robust_loss.loss import NONFINITE, WEIGHT_TIMINGS
+from hf_cgd.robust_loss.loss import WEIGHT_TIMINGS, WeightTiming
 
 EngineName = Literal["auto", "single_pass", "sketch", "tensor_hooks", "per_group"]
-WeightTiming = Literal["current", "next"]
-NonFinite = Literal["skip", "raise"]
 ForwardMode = Literal["joint", "split"]
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
 

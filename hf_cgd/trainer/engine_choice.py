@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import TrainingArguments
 
+from hf_cgd.arithmetic import DeviceArithmetic
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.distributed.communication import Communication, ProcessGroupCommunication
 from hf_cgd.gradients import (
@@ -85,7 +86,7 @@ class EngineChoice:
             communication=communication,
             loss_scale=None if accelerator.scaler is None else accelerator.scaler.get_scale,
             nonfinite=options.nonfinite,
-            keep_on=args.device if needs_static_shapes(args.device) else None,
+            arithmetic=DeviceArithmetic(args.device) if needs_static_shapes(args.device) else None,
         )
 
     def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:

@@ -104,7 +104,7 @@ class RunState:
         if not os.path.exists(path):
             raise ValueError(
                 f"interaction_momentum needs the running averages of the checkpoint, but there is no {path}. Resume "
-                "from an older checkpoint, or with interaction_momentum=0."
+                "from an older checkpoint, or start a new run from the saved model."
             )
         return load_file(path)
 
