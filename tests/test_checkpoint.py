@@ -10,7 +10,10 @@ import torch
 from tiny import parameters_of, text_dataset, tiny_distilbert
 from transformers import Trainer, TrainerCallback
 
-from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+import hf_cgd.trainer.engine_choice
+from hf_cgd import GroupDRO, GroupRobustConfig, GroupRobustLoss, GroupRobustTrainer
+from hf_cgd.gradients import ENGINES
+from hf_cgd.trainer.history import HISTORY_FILE
 
 Build = Callable[..., GroupRobustTrainer]
 SAVES = {
@@ -170,7 +173,7 @@ def test_another_objective_or_a_plain_checkpoint_is_refused(
 ) -> None:
     first = trainer(SAVES)
     first.train()
-    with pytest.raises(ValueError, match=r"objective='cgd', but this run has 'group_dro'"):
+    with pytest.raises(ValueError, match=r"objective='cgd' \(.*CGD\), but this run has 'group_dro'"):
         trainer({**SAVES, "objective": "group_dro"}).train(resume_from_checkpoint=str(checkpoint(first, 3)))
     plain = Trainer(
         tiny_distilbert(),
@@ -191,3 +194,93 @@ def test_a_checkpoint_without_optimizer_keeps_the_weights(trainer: Build) -> Non
     saved = json.loads((checkpoint(run, 3) / "trainer_state.json").read_text())["stateful_callbacks"]
     assert saved["GroupStateCallback"]["attributes"]["saved"]["updates"] == 3
     assert not (checkpoint(run, 3) / "optimizer.pt").exists()
+
+
+def saved_by(run: GroupRobustTrainer, step: int) -> dict[str, Any]:
+    state = json.loads((checkpoint(run, step) / "trainer_state.json").read_text())
+    return state["stateful_callbacks"]["GroupStateCallback"]["attributes"]["saved"]
+
+
+def test_the_loss_is_built_once_for_a_run(trainer: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[list[int]] = []
+
+    class Counted(GroupRobustLoss):
+        def __init__(self, objective: Any, groups: Any, parameters: Any = (), **options: Any) -> None:
+            super().__init__(objective, groups, parameters, **options)
+            built.append([id(parameter) for parameter in parameters])
+
+    monkeypatch.setattr(hf_cgd.trainer.engine_choice, "GroupRobustLoss", Counted)
+    run = trainer(SAVES, model_init=lambda: tiny_distilbert())
+    # One that refuses what does not fit, and answers until a run begins.
+    assert len(built) == 1 and run.group_weights.tolist() == [0.5, 0.5]
+    for runs, resumed in ((2, None), (3, None), (4, str(checkpoint(run, 3)))):
+        run.train(resume_from_checkpoint=resumed)
+        assert len(built) == runs
+        # On the parameters that were trained, which `model_init` made anew.
+        assert set(built[-1]) < {id(parameter) for parameter in run.model.parameters()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"gradient_engine": engine} for engine in ENGINES),
+        {"gradient_engine": "tensor_hooks", "gradient_accumulation_steps": 2},
+        {"gradient_accumulation_steps": 2},
+        {"objective": "group_dro"},
+        {"objective": "erm", "step_size": None},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)
+def test_steps_are_those_of_the_trainer_in_the_checkpoint_too(trainer: Build, changes: dict[str, Any]) -> None:
+    run = trainer({**SAVES, **changes})
+    run.train()
+    assert run.robust_loss.steps == run.state.global_step == 8
+    assert [saved_by(run, step)["steps"] for step in (3, 6)] == [3, 6]
+    resumed = trainer({**SAVES, **changes, "max_steps": 9})
+    resumed.train(resume_from_checkpoint=str(checkpoint(run, 6)))
+    assert resumed.robust_loss.steps == resumed.state.global_step == 9
+
+
+class Mine(GroupDRO):
+    name = "custom"
+
+
+class Yours(GroupDRO):
+    name = "custom"
+
+
+def test_a_checkpoint_of_another_objective_of_the_same_name_is_refused(trainer: Build) -> None:
+    args = {key: value for key, value in SAVES.items() if key != "step_size"}
+    first = trainer(args, objective=Mine(step_size=0.5))
+    first.train()
+    path = str(checkpoint(first, 3))
+    trainer(args, objective=Mine(step_size=0.5)).train(resume_from_checkpoint=path)
+    with pytest.raises(ValueError, match=r"Mine\), but this run has 'custom' \(.*Yours\)"):
+        trainer(args, objective=Yours(step_size=0.5)).train(resume_from_checkpoint=path)
+    with pytest.raises(ValueError, match=r"other options of objective='custom': step_size 0.5 -> 0.25"):
+        trainer(args, objective=Mine(step_size=0.25)).train(resume_from_checkpoint=path)
+
+
+def test_a_checkpoint_that_knows_the_name_of_its_objective_only_is_refused(trainer: Build) -> None:
+    first = trainer(SAVES)
+    first.train()
+    file = checkpoint(first, 3) / "trainer_state.json"
+    state = json.loads(file.read_text())
+    state["stateful_callbacks"]["GroupStateCallback"]["attributes"]["saved"]["objective"] = "cgd"
+    file.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="tells of its objective only the name 'cgd'"):
+        trainer(SAVES).train(resume_from_checkpoint=str(checkpoint(first, 3)))
+
+
+def test_a_resume_that_is_refused_leaves_the_history_as_it_was(trainer: Build) -> None:
+    data = text_dataset(80, groups=40)
+    first = trainer(SAVES, train_dataset=data)
+    first.train()
+    history = Path(first.args.output_dir) / HISTORY_FILE
+    written = history.read_text()
+    assert len(written.splitlines()) == 1 + 8
+    with pytest.raises(ValueError, match="other options of objective='cgd'"):
+        trainer({**SAVES, "step_size": 0.25}, train_dataset=data).train(
+            resume_from_checkpoint=str(checkpoint(first, 3))
+        )
+    assert history.read_text() == written

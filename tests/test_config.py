@@ -1,12 +1,16 @@
 """The config: defaults, spellings, and every message about options that do not fit."""
 
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
 
 from hf_cgd import CGD, CORAL, ERM, ERMUW, IRM, PGI, GroupDRO, GroupRobustConfig
-from hf_cgd.objectives import OBJECTIVES, build_objective
+from hf_cgd.gradients import ENGINES
+from hf_cgd.objectives import KNOBS, OBJECTIVES, build_objective
+from hf_cgd.trainer.config import GroupOptions, options_of
 
 
 def config(tmp_path: Path, **changes: object) -> GroupRobustConfig:
@@ -153,3 +157,49 @@ def test_unknown_knob_of_an_objective() -> None:
 def test_unknown_option_of_the_config(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="stepsize"):
         config(tmp_path, stepsize=0.1)
+
+
+def test_every_knob_of_an_objective_has_a_field() -> None:
+    hints = get_type_hints(GroupOptions)
+    for name, kind in OBJECTIVES.items():
+        knobs = get_type_hints(kind)
+        for knob in (knob.name for knob in fields(kind)):
+            wanted = knobs[knob] | None
+            assert knob in hints, f"{name}: add `{knob}: {wanted} = _option(...)` to GroupOptions in trainer/config.py"
+            assert hints[knob] == wanted, f"{name}: GroupOptions.{knob} is {hints[knob]}, the objective's {wanted}"
+    defaults = {option.name: option.default for option in fields(GroupOptions)}
+    assert [knob for knob in KNOBS if defaults[knob] is not None] == []
+    assert all(option.metadata["help"] for option in fields(GroupOptions))
+
+
+def test_choices_are_those_of_the_types() -> None:
+    parser = HfArgumentParser([GroupRobustConfig])
+    choices = {action.dest: action.choices for action in parser._actions}
+    literals = {
+        name: [value for part in (hint, *get_args(hint)) for value in get_args(part) if isinstance(value, str)]
+        for name, hint in get_type_hints(GroupOptions).items()
+    }
+    chosen = {name: values for name, values in literals.items() if values}
+    assert {"scaling", "interaction", "variant", "self_term", "absent_groups", "gradient_engine", "weight_timing",
+            "forward_mode", "group_sampling", "nonfinite"} == set(chosen)  # fmt: skip
+    assert tuple(chosen["gradient_engine"]) == ENGINES
+    for name, values in chosen.items():
+        assert list(choices[name]) == values
+    assert choices["objective"] == list(OBJECTIVES)
+
+
+def test_what_is_not_said_on_the_command_line_stays_as_it_is(tmp_path: Path) -> None:
+    arguments = ["--output_dir", str(tmp_path), "--report_to", "none"]
+    (parsed,) = HfArgumentParser([GroupRobustConfig]).parse_args_into_dataclasses(arguments)
+    for option in fields(GroupOptions):
+        assert option.default is not MISSING
+        assert getattr(parsed, option.name) == option.default, option.name
+
+
+def test_options_of_other_arguments(tmp_path: Path) -> None:
+    own = config(tmp_path, step_size=0.5)
+    assert options_of(own) is own
+    assert options_of(TrainingArguments(str(tmp_path), use_cpu=True)) == GroupOptions()
+    other = TrainingArguments(str(tmp_path), use_cpu=True)
+    other.group_column, other.variant = "place", "large"  # type: ignore[attr-defined]
+    assert options_of(other) == GroupOptions(group_column="place")

@@ -69,3 +69,13 @@ def test_a_comparison_of_ones_own(searching: Build) -> None:
 def test_a_metric_that_is_not_there_is_named(searching: Build) -> None:
     with pytest.raises(ValueError, match="'eval_worst_group_pearson' to compare trials by, got .*eval_accuracy"):
         search(searching(metric_for_best_model="worst_group_pearson"))
+
+
+def test_a_search_with_group_gradients(searching: Build) -> None:
+    """The Trainer lets go of each trial's model, which must not be needed before there is the next one."""
+    built = searching(objective="cgd")
+    search(built)
+    alone = searching(objective="cgd", step_size=built.group_objective.step_size)
+    alone.train()
+    assert built.robust_loss.updates == alone.robust_loss.updates == 6
+    assert built.group_weights.tolist() == alone.group_weights.tolist()

@@ -80,11 +80,11 @@ class GroupOptions:
         nargs="+",
     )
     gradient_engine: EngineName = _option(
-        "How group gradients are taken: 'single_pass' gets those of all groups from one pass over the activations, "
-        "'per_group' by one backward pass for each group; 'auto' takes the former where a check on the first batch "
-        "finds it exact. 'sketch' compares random sketches of the gradients: cheaper still, for many groups. "
-        "'tensor_hooks' takes them in the ordinary backward pass, for the next step's weights: the choice where "
-        "parameters are sharded.",
+        "How group gradients are taken. 'single_pass' gets those of all groups from one pass over the activations. "
+        "'per_group' runs one backward pass for each group. 'auto' checks on the first batch whether 'single_pass' is "
+        "exact and takes 'per_group' where it is not. 'sketch' compares random sketches of the gradients: cheaper "
+        "still, for many groups. 'tensor_hooks' takes them in the ordinary backward pass, for the next step's "
+        "weights: the choice where parameters are sharded.",
         "auto",
     )
     weight_timing: WeightTiming | None = _option(

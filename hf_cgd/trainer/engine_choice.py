@@ -27,7 +27,7 @@ from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_
 logger = logging.getLogger(__name__)
 
 STATIC_ENGINES = ("auto", "single_pass", "per_group")
-"""Values of `gradient_engine` that can be had on XLA devices."""
+"""Values of `gradient_engine` that work on XLA devices."""
 
 
 class EngineChoice:

@@ -1,4 +1,4 @@
-"""Which ways of spreading a model over processes group gradients can be had under, and what stands against them."""
+"""Refuses group gradients where a model is spread over processes in a way that would make them wrong."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 SHARDED_ENGINES = ("auto", "tensor_hooks", "sketch")
-"""Values of `gradient_engine` that can be had with sharded parameters."""
+"""Values of `gradient_engine` that work with sharded parameters."""
 
 
 def is_sharded(model: nn.Module, accelerator: Accelerator) -> bool:
@@ -21,9 +21,9 @@ def is_sharded(model: nn.Module, accelerator: Accelerator) -> bool:
 
 
 def require_that_fsdp_runs(accelerator: Accelerator) -> None:
-    """Raise a ValueError where FSDP was asked for and accelerate, without a word, set up something else.
+    """Raise a ValueError where FSDP was asked for, and accelerate set up something else without a word.
 
-    It does so on CPUs: plain DDP, or processes that never average their gradients.
+    On CPUs it sets up plain DDP, or processes that never average their gradients.
     """
     wanted = getattr(accelerator.state, "fsdp_plugin", None) is not None
     wanted = wanted or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
@@ -43,7 +43,7 @@ def require_supported(
     engine: str,
     timing: str | None,
 ) -> None:
-    """Raise a ValueError unless group gradients are exact under this kind of sharding, or of parallelism.
+    """Raise a ValueError unless group gradients are exact for the way in which the model is spread over processes.
 
     Args:
         objective: its name, for the message.
