@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import DistributedType
+from paths import PYTHONPATH, SUPPORT
 from sharded_processes import SETUPS, result_of, train
 from tiny import tiny_distilbert
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
@@ -20,7 +21,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from hf_cgd import GroupRobustTrainer
 from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
-HERE = Path(__file__).parent
 WRAPPED = {
     "fsdp1": ("FullyShardedDataParallel", ["Parameter"]),
     "fsdp2": ("FSDPDistilBertForSequenceClassification", ["DTensor"]),
@@ -54,10 +54,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
             environment = {
                 **{k: v for k, v in os.environ.items() if k not in left_out},
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
+                "PYTHONPATH": PYTHONPATH,
             }
             command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone",
-                       "--nproc_per_node", "2", str(HERE / "sharded_processes.py"), launcher, str(place)]  # fmt: skip
+                       "--nproc_per_node", "2", str(SUPPORT / "sharded_processes.py"), launcher, str(place)]  # fmt: skip
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
             failed[launcher] = done.stderr[-4000:]
             assert done.returncode == 0, failed[launcher]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_single_pass import GROUPS, build, close, losses_of
+from networks import GROUPS, build, close, losses_of
 from tiny import parameters_of, text_dataset, tiny_distilbert
 from torch import nn
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_tasks import write_idx
+from made_files import write_idx
+from paths import BENCHMARKS
 
 from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustLoss
 from hf_cgd.experiments.studies import simple_settings as simple
 from hf_cgd.functional import cosine_gram, exponentiated_step
 from hf_cgd.objectives import Objective
 
-SCRIPT = Path(__file__).parent.parent / "benchmarks" / "cosine_study.py"
+SCRIPT = BENCHMARKS / "cosine_study.py"
 F64 = torch.float64
 study: dict[str, Any] = runpy.run_path(str(SCRIPT))
 

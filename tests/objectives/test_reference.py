@@ -1,15 +1,15 @@
 """`variant="reference"` against trajectories of the authors' released code, and that code's quirks."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from paths import DATA
 
 from hf_cgd import CGD, GroupInfo, GroupRobustLoss
 
-CASES = json.loads((Path(__file__).parent / "data" / "cgd_reference_trajectories.json").read_text())["cases"]
+CASES = json.loads((DATA / "cgd_reference_trajectories.json").read_text())["cases"]
 
 
 def linear(initial: dict) -> torch.nn.Linear:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import parameters_of, text_dataset, tiny_distilbert
+from killed_run import SAVING
+from paths import PYTHONPATH, SUPPORT
+from tiny import parameters_of, text_dataset
 from torch import nn
 
 from hf_cgd import (
@@ -23,7 +24,6 @@ from hf_cgd import (
     ERMUW,
     GroupDRO,
     GroupInfo,
-    GroupRobustConfig,
     GroupRobustLoss,
     GroupRobustTrainer,
     Objective,
@@ -34,7 +34,6 @@ from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.history import HISTORY_FILE, GroupHistory, read_group_history
 
 Build = Callable[..., GroupRobustTrainer]
-HERE = Path(__file__).parent
 
 
 # ---- Thousands of steps ---------------------------------------------------------------------------------------------
@@ -150,29 +149,6 @@ def test_history_survives_a_torn_line_and_other_names(tmp_path: Path) -> None:
 
 # ---- Runs that are killed -------------------------------------------------------------------------------------------
 
-SAVING: dict[str, Any] = {
-    "objective": "cgd", "interaction_momentum": 0.5, "step_size": 0.5, "max_steps": 6, "save_strategy": "steps",
-    "save_steps": 2, "optim": "adamw_torch", "learning_rate": 1e-3,
-}  # fmt: skip
-
-
-def killed_while_saving(output_dir: str) -> None:
-    """Run in a process of its own: is killed by the system within the second save."""
-    args = GroupRobustConfig(
-        output_dir, group_column="group", per_device_train_batch_size=4, lr_scheduler_type="constant",
-        max_grad_norm=0, use_cpu=True, report_to=[], logging_steps=1, disable_tqdm=True, seed=0, **SAVING,
-    )  # fmt: skip
-    run = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset(80, groups=40))
-    save_rng_state = run._save_rng_state
-
-    def kill(folder: str) -> None:
-        if run.state.global_step == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        save_rng_state(folder)
-
-    run._save_rng_state = kill  # type: ignore[method-assign]
-    run.train()
-
 
 def test_a_run_that_is_killed_while_it_saves_loses_the_steps_since_the_last_checkpoint(
     trainer: Build, tmp_path: Path
@@ -180,8 +156,8 @@ def test_a_run_that_is_killed_while_it_saves_loses_the_steps_since_the_last_chec
     folder = tmp_path / "killed"
     # Bits depend on the number of threads.
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]), **threads}
-    command = [sys.executable, str(HERE / "test_long_runs.py"), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **threads}
+    command = [sys.executable, str(SUPPORT / "killed_run.py"), str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert (folder / "checkpoint-4" / "model.safetensors").exists()
@@ -253,7 +229,3 @@ def test_a_checkpoint_that_is_written_over_is_not_complete_until_it_is(trainer: 
     with pytest.raises(OSError, match="disk full"):
         again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
     assert last_complete_checkpoint(str(folder)) == str(folder / "checkpoint-4")
-
-
-if __name__ == "__main__":
-    killed_while_saving(sys.argv[1])

@@ -1,7 +1,5 @@
 """The benchmarks' data: hand counts, hand sentences, small files that the tests write themselves."""
 
-import gzip
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Value
-from PIL import Image
+from made_files import ROWS, made_mnist, nli_rows, write_idx, write_images, write_jsonl, write_mnist, write_table
 
 from hf_cgd.data import sources
 from hf_cgd.tasks import colored_mnist, multinli
@@ -29,16 +27,6 @@ from hf_cgd.tasks import colored_mnist, multinli
 )  # fmt: skip
 def test_negation_rule(sentence: str, negated: bool) -> None:
     assert multinli.has_negation(sentence) is negated
-
-
-def nli_rows(hypotheses: list[str], labels: list[Any]) -> dict[str, list[Any]]:
-    return {"premise": ["p"] * len(labels), "hypothesis": hypotheses, "label": labels, "genre": ["x"] * len(labels)}
-
-
-def write_jsonl(path: Path, rows: dict[str, list[Any]]) -> Path:
-    lines = [json.dumps(dict(zip(rows, values, strict=True))) for values in zip(*rows.values(), strict=True)]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
 
 
 def test_multinli_of_local_files(tmp_path: Path) -> None:
@@ -122,31 +110,6 @@ def test_demo_labels_follow_from_the_words() -> None:
 
 
 # ---- Colored-MNIST --------------------------------------------------------------------------------------------------
-
-
-def write_idx(path: Path, array: np.ndarray, magic: bytes | None = None) -> Path:
-    head = magic or bytes([0, 0, 8, array.ndim])
-    content = head + np.asarray(array.shape, dtype=">u4").tobytes() + array.astype(np.uint8).tobytes()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
-
-
-def made_mnist(train: int = 60, test: int = 20) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Image i is filled with i + 1 in its upper half, so that each can be told from the others; digits go round."""
-    found = {}
-    for name, size in (("train", train), ("test", test)):
-        images = np.zeros((size, 28, 28), dtype=np.uint8)
-        images[:, :14] = np.arange(1, size + 1)[:, None, None]
-        found[name] = (images, np.arange(size, dtype=np.uint8) % 10)
-    return found
-
-
-def write_mnist(folder: Path, ending: str = "", **sizes: int) -> Path:
-    for name, (images, digits) in made_mnist(**sizes).items():
-        stem = colored_mnist.IDX_FILES[name]
-        write_idx(folder / f"{stem}-images-idx3-ubyte{ending}", images)
-        write_idx(folder / f"{stem}-labels-idx1-ubyte{ending}", digits)
-    return folder
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -252,19 +215,6 @@ def test_colored_mnist_sizes_that_do_not_fit(options: dict[str, Any], message: s
 
 # ---- A user's own files ---------------------------------------------------------------------------------------------
 
-ROWS = {"text": ["a", "b", "c", "d"], "mood": ["sad", "glad", "sad", "glad"], "place": ["x", "x", "y", "y"]}
-
-
-def write_table(path: Path, rows: dict[str, list[Any]] | None = None) -> Path:
-    dataset = Dataset.from_dict(rows or ROWS)
-    if path.suffix == ".parquet":
-        dataset.to_parquet(path)
-    elif path.suffix == ".jsonl":
-        dataset.to_json(path)
-    else:
-        dataset.to_csv(path, sep="\t" if path.suffix == ".tsv" else ",")
-    return path
-
 
 @pytest.mark.parametrize("name", ["d.csv", "d.tsv", "d.jsonl", "d.parquet"])
 def test_tables(tmp_path: Path, name: str) -> None:
@@ -286,12 +236,6 @@ def test_folder_of_tables_by_stem(tmp_path: Path) -> None:
     write_table(tmp_path / "train.jsonl")
     with pytest.raises(ValueError, match=r"one table named 'train', found train.csv and train.jsonl"):
         sources.load_splits(str(tmp_path))
-
-
-def write_images(folder: Path, names: list[str], size: int = 8) -> None:
-    for number, name in enumerate(names):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (size, size), (40 * number % 256, 0, 0)).save(folder / name)
 
 
 def test_image_folder_with_metadata(tmp_path: Path) -> None:

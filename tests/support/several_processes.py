@@ -1,4 +1,4 @@
-"""Run by every process of tests/test_distributed.py: trains and evaluates many cases, and writes what came out.
+"""Run by every process of tests/trainer/test_distributed.py: trains and evaluates many cases, and writes what came out.
 
     several_processes.py OUTPUT_DIR DIR_OF_THE_RESUMED_RUN [CASE ...]
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import RECIPES
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
 from hf_cgd.experiments.studies import simple_settings as simple
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "simple_settings.py"
+RECIPE = RECIPES / "simple_settings.py"
 
 # Step size 1 saturates the weights: that is what the settings show.
 pytestmark = pytest.mark.filterwarnings("ignore::hf_cgd.GroupRobustWarning")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from paths import RECIPES, ROOT, SUPPORT
 
 from hf_cgd import GroupRobustConfig
 from hf_cgd.experiments import PRESETS, Grid, Run, RunResult, choose, load_results, result_rows, run_grid, search_rows
@@ -24,8 +25,7 @@ from hf_cgd.experiments.runner import Outcome, command_line, worker_environments
 from hf_cgd.experiments.summary import accuracy_figure, condition_figure, reported_split
 from hf_cgd.metrics.tables import latex
 
-RECIPE = str(Path(__file__).parent / "fake_recipe.py")
-ROOT = Path(__file__).parent.parent
+RECIPE = str(SUPPORT / "fake_recipe.py")
 
 # ---- Which runs there are -------------------------------------------------------------------------------------------
 
@@ -471,7 +471,7 @@ def test_wrong_command_lines_say_so(words: list[str], message: str) -> None:
 # ---- Presets --------------------------------------------------------------------------------------------------------
 
 
-GRIDS = {path.name: path for path in sorted((ROOT / "recipes/grids").glob("*.yaml"))}
+GRIDS = {path.name: path for path in sorted((RECIPES / "grids").glob("*.yaml"))}
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *GRIDS])

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from test_tasks import write_mnist
+from made_files import write_mnist
+from paths import RECIPES
 
 from hf_cgd.tasks import colored_mnist, mnist_settings
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "mnist_settings.py"
+RECIPE = RECIPES / "mnist_settings.py"
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_cgd.GroupRobustWarning")
 

@@ -1,6 +1,5 @@
 """The files in recipes/accelerate say to `accelerate launch` what their names say."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +7,9 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from paths import RECIPES
 
-FOLDER = Path(__file__).parent.parent / "recipes" / "accelerate"
+FOLDER = RECIPES / "accelerate"
 EXPECTED = {
     "cpu-2proc": DistributedType.MULTI_GPU,
     "multi-gpu": DistributedType.MULTI_GPU,

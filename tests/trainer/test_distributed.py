@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from paths import PYTHONPATH, RECIPES, SUPPORT
 from several_processes import (
     CASES,
     EVALUATED,
@@ -29,8 +30,7 @@ from several_processes import (
 
 from hf_cgd.data.sampling import BalancedGroupSampler, WeightedGroupSampler
 
-HERE = Path(__file__).parent
-TWO_CPUS = HERE.parent / "recipes" / "accelerate" / "cpu-2proc.yaml"
+TWO_CPUS = RECIPES / "accelerate" / "cpu-2proc.yaml"
 WITH_THREE = (
     "erm_uw uneven", "group_dro uneven", "cgd per_group", "cgd single_pass", "cgd sketch", "cgd momentum",
 )  # fmt: skip
@@ -45,11 +45,11 @@ def launch(folder: Path, processes: int, source: Path, *cases: str) -> list[dict
     environment = {
         **{k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")},
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
+        "PYTHONPATH": PYTHONPATH,
     }
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_CPUS), "--num_processes", str(processes)]
     launcher += ["--main_process_port", str(port)]
-    command = [sys.executable, *launcher, str(HERE / "several_processes.py"), str(folder), str(source), *cases]
+    command = [sys.executable, *launcher, str(SUPPORT / "several_processes.py"), str(folder), str(source), *cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import tiny_distilbert
+from made_files import nli_rows, write_images, write_jsonl, write_mnist, write_table
+from paths import RECIPES
 from PIL import Image
-from test_tasks import nli_rows, write_images, write_jsonl, write_mnist, write_table
+from tiny import tiny_distilbert
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
@@ -28,7 +29,6 @@ from transformers import (
 from hf_cgd.cli.launch import image_classifier, parse_command_line, text_classifier
 from hf_cgd.tasks import multinli
 
-RECIPES = Path(__file__).parent.parent / "recipes"
 NAMES = ["multinli_cgd", "colored_mnist_cgd", "mnist_settings", "text_classification", "image_classification"]
 
 # Two steps teach nothing, and a warning says so.

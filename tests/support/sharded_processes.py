@@ -1,4 +1,4 @@
-"""Run by every process of tests/test_sharding.py: trains under one set-up after the other, and writes what came out.
+"""Run by every process of tests/trainer/test_sharding.py: trains under one set-up after the other, and writes what came out.
 
 Accelerate turns FSDP on for GPUs and the like only; here it is told that two CPU processes are such, so that its own
 plugin and the Trainer's own path run with real sharding over gloo. DeepSpeed needs nothing of the kind.

@@ -7,19 +7,11 @@ import pytest
 import timm
 import torch
 import transformers as tf
+from networks import BERT_LIKE, DEBERTA, SPECIAL
 from tiny import tiny_distilbert
 from torch import nn
 
 from hf_cgd import gradient_scope
-
-BERT_LIKE = dict(
-    hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64, vocab_size=99, pad_token_id=0
-)
-DEBERTA = dict(
-    BERT_LIKE, relative_attention=True, position_buckets=8, norm_rel_ebd="layer_norm", conv_kernel_size=3,
-    conv_act="gelu", pos_att_type=["p2c", "c2p"], pooler_hidden_size=32,
-)  # fmt: skip
-SPECIAL = dict(bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
 
 
 def from_timm(name: str) -> nn.Module:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from test_single_pass import GROUPS, MODELS, build, close, flat, losses_of
+from networks import GROUPS, MODELS, build, close, flat, losses_of
 from tiny import parameters_of, text_rows
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode

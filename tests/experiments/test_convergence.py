@@ -2,10 +2,10 @@
 
 import math
 import runpy
-from pathlib import Path
 
 import pytest
 import torch
+from paths import RECIPES
 
 from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustLoss
 from hf_cgd.experiments.studies.convergence import (
@@ -17,7 +17,7 @@ from hf_cgd.experiments.studies.convergence import (
     waves,
 )
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "convergence.py"
+RECIPE = RECIPES / "convergence.py"
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
