@@ -30,14 +30,7 @@ from hf_cgd import (
     gradient_scope,
 )
 from hf_cgd.distributed.communication import Communication
-from hf_cgd.gradients import (
-    AutoEngine,
-    OneHotEngine,
-    PerGroupEngine,
-    gram_matrix,
-    gram_on_device,
-    needs_static_shapes,
-)
+from hf_cgd.gradients import AutoEngine, OneHotEngine, PerGroupEngine, gram_matrix, gram_on_device, needs_static_shapes
 
 Build = Callable[..., GroupRobustTrainer]
 CPU = torch.device("cpu")

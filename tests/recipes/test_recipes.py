@@ -102,28 +102,6 @@ def _number(value: Any) -> Any:
         return value
 
 
-def test_precedence_of_defaults_file_and_command_line(tmp_path: Path) -> None:
-    module = runpy.run_path(str(RECIPES / "multinli_cgd.py"))
-
-    def parse(*arguments: str) -> tuple[Any, Any]:
-        return parse_command_line(module["Options"], module["defaults"], [*arguments, "--use_cpu"])
-
-    own, config = parse()
-    assert (own.model, config.learning_rate, config.group_column) == ("bert-base-uncased", 2e-5, ["label", "negation"])
-    own, config = parse("--preset", "paper")
-    assert (own.model, config.optim, config.learning_rate) == ("distilbert-base-uncased", "sgd", 1e-3)
-    path = tmp_path / "a.yaml"
-    path.write_text("preset: paper\nlearning_rate: 3e-4\ngroup_column: negation\nseed: 5")
-    own, config = parse(str(path), "--seed", "6")
-    assert (config.optim, config.learning_rate, config.group_column, config.seed) == ("sgd", 3e-4, ["negation"], 6)
-    path.write_text("preset: paper\nlerning_rate: 3e-4")
-    with pytest.raises(ValueError, match="no such option: lerning_rate. Run the recipe with --help"):
-        parse(str(path))
-    path.write_text("- preset")
-    with pytest.raises(ValueError, match="expected lines of the form `option: value`"):
-        parse(str(path))
-
-
 def test_script_without_data_ends_with_three_lines(tmp_path: Path) -> None:
     """As a program: no traceback, exit code 1."""
     done = subprocess.run(
@@ -296,22 +274,3 @@ def test_image_classification_with_transformers_and_a_table(recipe: Recipe, tmp_
                "--model", tmp_path / "model", "--image_size", 64)  # fmt: skip
     untrained, _ = image_classifier(str(tmp_path / "model"), ["a", "b", "c"], pretrained=False)
     assert untrained.config.num_labels == 3
-
-
-def test_image_models_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"--model: timm has no network 'resnet1888'. .* \['resnet"):
-        image_classifier("resnet1888", ["a", "b"])
-    with pytest.raises(OSError, match=r"(?s)--model: expected 'resnet18'.*--pretrained false"):
-        image_classifier("resnet18", ["a", "b"])
-    monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ImportError, match=r'pip install "hf-cgd\[vision\]"'):
-        image_classifier("resnet18", ["a", "b"])
-
-
-def test_timm_s_own_initial_weights() -> None:
-    import timm
-
-    torch.manual_seed(0)
-    model, _ = image_classifier("resnet18", ["a", "b"], pretrained=False)
-    own = timm.create_model("resnet18", num_classes=2)
-    assert model.timm_model.conv1.weight.std().item() == pytest.approx(own.conv1.weight.std().item(), rel=0.02)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
+from transformers import DistilBertConfig, DistilBertForSequenceClassification, Trainer
 
 
 def tiny_distilbert(num_labels: int = 2, dropout: float = 0.0, seed: int = 0, **config: Any) -> torch.nn.Module:
@@ -48,3 +48,18 @@ def text_dataset(size: int = 16, **kwargs: Any) -> Dataset:
 
 def parameters_of(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().double() for parameter in model.parameters()])
+
+
+def image_dataset(size: int = 12, side: int = 32, seed: int = 0) -> Dataset:
+    generator = torch.Generator().manual_seed(seed)
+    return Dataset.from_dict(
+        {
+            "pixel_values": torch.randn(size, 3, side, side, generator=generator).tolist(),
+            "labels": torch.randint(0, 2, (size,), generator=generator).tolist(),
+            "group": [row % 2 for row in range(size)],
+        }
+    ).with_format("torch")
+
+
+def logged(trainer: Trainer, name: str = "loss") -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]

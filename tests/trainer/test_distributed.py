@@ -30,6 +30,9 @@ from several_processes import (
 
 from hf_cgd.data.sampling import BalancedGroupSampler, WeightedGroupSampler
 
+# One worker runs them all, since they share the launches.
+pytestmark = pytest.mark.xdist_group("several processes")
+
 TWO_CPUS = RECIPES / "accelerate" / "cpu-2proc.yaml"
 WITH_THREE = (
     "erm_uw uneven", "group_dro uneven", "cgd per_group", "cgd single_pass", "cgd sketch", "cgd momentum",

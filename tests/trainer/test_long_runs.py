@@ -18,16 +18,7 @@ from paths import PYTHONPATH, SUPPORT
 from tiny import parameters_of, text_dataset
 from torch import nn
 
-from hf_cgd import (
-    CGD,
-    ERM,
-    ERMUW,
-    GroupDRO,
-    GroupInfo,
-    GroupRobustLoss,
-    GroupRobustTrainer,
-    Objective,
-)
+from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustTrainer, Objective
 from hf_cgd.gradients import AutoEngine
 from hf_cgd.plots import weight_curves
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint

@@ -21,6 +21,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from hf_cgd import GroupRobustTrainer
 from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
+# One worker runs them all, since they share the launches.
+pytestmark = pytest.mark.xdist_group("sharded processes")
+
 WRAPPED = {
     "fsdp1": ("FullyShardedDataParallel", ["Parameter"]),
     "fsdp2": ("FSDPDistilBertForSequenceClassification", ["DTensor"]),
