@@ -53,6 +53,7 @@ from hf_cgd import (
     HeadInput,
     gradient_scope,
 )
+from hf_cgd.arithmetic import DeviceArithmetic
 from hf_cgd.gradients import (
     AutoEngine,
     PerGroupCutEngine,
@@ -393,7 +394,7 @@ def two_processes() -> dict[str, Record]:
             with log.open("w") as output:
                 processes.append(subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT))
         try:
-            codes = [process.wait(timeout=300) for process in processes]
+            codes = [process.wait(timeout=600) for process in processes]
         finally:
             for process in processes:
                 process.kill()
@@ -517,7 +518,7 @@ def run_loop(case: Record) -> Record:
         case.get("objective", CGD(step_size=STEP_SIZE)), info, scope, engine=engine,
         weight_timing=case.get("timing", "next" if late else "current"),
         loss_scale=None if scale is None else lambda: scale,
-        keep_on=torch.device("cpu") if static else None,
+        arithmetic=DeviceArithmetic(torch.device("cpu")) if static else None,
     )  # fmt: skip
     head = HeadInput(model, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
