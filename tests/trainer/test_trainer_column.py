@@ -239,6 +239,22 @@ def test_signatures_are_those_of_the_parent() -> None:
         assert list(own) == list(parent), name
 
 
+def test_a_loader_of_ones_own_without_groups_is_named(trainer: Build) -> None:
+    run = trainer()
+    plain = transformers.Trainer(tiny_distilbert(), run.args, train_dataset=text_dataset().remove_columns("group"))
+    run.get_train_dataloader = plain.get_train_dataloader
+    with pytest.raises(ValueError, match=r"group ids under 'group', got \['attention_mask', 'input_ids'\]"):
+        run.train()
+
+
+def test_another_training_set_is_read_when_its_loader_is_built(trainer: Build) -> None:
+    run = trainer({"objective": "group_dro"})
+    run.train_dataset = text_dataset(18, groups=3)
+    run.train()
+    assert run.groups.names == ("0", "1", "2") and run.groups.counts == (6, 6, 6)
+    assert len(run.group_weights) == 3 and run.robust_loss.updates == 3
+
+
 # ---- Streams ----------------------------------------------------------------------------------------------------------
 
 
