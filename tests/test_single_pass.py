@@ -492,6 +492,13 @@ def test_an_engine_that_was_asked_for_by_name_says_why_it_cannot(kind: str) -> N
         engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
 
 
+@pytest.mark.parametrize("kind", ["per_group", "tensor_hooks", "fast"])
+def test_engines_that_need_no_check_or_do_not_exist_are_refused(kind: Any) -> None:
+    model = nn.Linear(8, 2)
+    with pytest.raises(ValueError, match=f"one of auto, single_pass, sketch, got '{kind}'"):
+        AutoEngine(model, list(model.parameters()), kind)
+
+
 def test_modules_that_were_left_out_are_noticed() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
     engine = SinglePassEngine(model, list(model.parameters()))

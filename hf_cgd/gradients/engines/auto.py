@@ -38,6 +38,9 @@ class AutoEngine(GradientEngine):
         seed: of the sketch's random matrices.
         static: whether all steps must have the same shapes (see `StaticShapesEngine`). Then `groups` are all K. Where
             the single pass is not exact, the per-group engine takes one backward pass for each of them.
+
+    Raises:
+        ValueError: another engine is asked for.
     """
 
     name = "auto"
@@ -51,6 +54,11 @@ class AutoEngine(GradientEngine):
         seed: int = 0,
         static: bool = False,
     ) -> None:
+        if engine not in get_args(CheckedEngine):
+            raise ValueError(
+                f"AutoEngine checks one of {', '.join(get_args(CheckedEngine))}, got {engine!r}. For others build "
+                "PerGroupEngine or TensorHookEngine."
+            )
         self.parameters = list(parameters)
         self.chosen: GradientEngine | None = None
         """The engine in use, None before the first step."""

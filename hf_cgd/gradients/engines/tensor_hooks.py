@@ -5,6 +5,11 @@ and nobody holds the parameters' gradients in the middle of a step. Tensor hooks
 see the gradients dO of the ordinary weighted loss, whoever owns the weights. Row n of dO carries example n's own
 coefficient and nothing else. So a group's weight gradient, divided by the group's coefficient, is that of its
 unweighted loss. It is known only after the backward pass: the weights that come of it serve the next step.
+
+Weights are read within the forward pass only, where they are whole. The weight gradients are formed on stand-ins of
+the scope's modules. Where a rule needs the weights, a copy lives until the end of the micro-batch. In the first
+micro-batch the sum of the groups' gradients is compared with the gradients that arrive at the weights. That finds a
+weight that is used outside of its module, but not examples that interact by other means than BatchNorm.
 """
 
 import warnings
@@ -44,14 +49,10 @@ class TensorHookEngine(GradientEngine):
         weighted_sum_of(losses).backward()
         engine.group_gradients(losses, group_ids, groups)
 
-    Weights are read within the forward pass only, where they are whole. The weight gradients are formed on stand-ins
-    of the scope's modules. Where a rule needs the weights, a copy lives until the end of the micro-batch. In the first
-    micro-batch the sum of the groups' gradients is compared with the gradients that arrive at the weights.
-
     Args:
         model: the network, before FSDP flattens its parameters.
         parameters: the gradient scope.
-        sketch: form sketches of the gradients in place of the gradients.
+        sketch: whether to form sketches of the gradients in their place.
         device: where the step runs; None for where the parameters are.
 
     Raises:
