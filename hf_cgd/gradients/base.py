@@ -5,9 +5,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from hf_cgd.gradients.gram import gram_matrix
+
+Timing = Literal["within_step", "after_backward"]
+"""When an engine's gradients are known."""
 
 
 class NotExactError(Exception):
@@ -19,7 +23,7 @@ class GroupGradients:
 
     Args:
         rows: [G, P], one row per group, in at least float32; [G, S] sketches of them from an engine that sketches.
-            None where they are formed when asked for, which one that only asks for `gram()` may be spared.
+            None where a subclass forms them when they are asked for.
     """
 
     def __init__(self, rows: Tensor | None = None) -> None:
@@ -54,14 +58,14 @@ class GradientEngine(ABC):
 
     Attributes:
         name: what log lines and errors call it.
-        timing: when the gradients are at hand. "within_step": before the backward pass of the step, so that they can
+        timing: when the gradients are known. "within_step": before the backward pass of the step, so that they can
             set the weights of that very step. "after_backward": the step's own backward pass gives them; `watch` comes
             before that pass and `group_gradients` after it.
         parameters: the gradient scope. P is their total number of elements.
     """
 
     name: ClassVar[str]
-    timing: ClassVar[Literal["within_step", "after_backward"]] = "within_step"
+    timing: ClassVar[Timing] = "within_step"
     parameters: list[nn.Parameter]
 
     def recording(self) -> AbstractContextManager[object]:
@@ -87,4 +91,29 @@ class GradientEngine(ABC):
             losses: [B] with graph.
             group_ids: [B] integers.
             groups: those that are present, in ascending order.
+        """
+
+
+class FastEngine(GradientEngine):
+    """An engine that is exact for some networks only: `AutoEngine` checks it on the first step.
+
+    Attributes:
+        forms_sketches: whether the rows are random sketches, so that their cosines are estimates.
+    """
+
+    forms_sketches: ClassVar[bool] = False
+
+    @property
+    def computed_in(self) -> torch.dtype | None:
+        """The least precise type that the scope was computed in; None where that is the type of the losses."""
+        return None
+
+    @abstractmethod
+    def group_gradients(
+        self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], keep_graph: bool = False
+    ) -> GroupGradients:
+        """See `GradientEngine.group_gradients`; the graph of the scope is used up unless `keep_graph`.
+
+        Raises:
+            NotExactError: the engine cannot give this step's gradients.
         """

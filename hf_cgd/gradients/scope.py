@@ -14,7 +14,7 @@ GradientLayers = int | str | Sequence[str]
 
 @dataclass(frozen=True)
 class _Blocks:
-    """A run of sibling modules of one kind: the layers, blocks or stages of a network."""
+    """Numbered sibling modules: the layers, blocks or stages of a network."""
 
     parent: str
     names: tuple[str, ...]
@@ -22,7 +22,7 @@ class _Blocks:
 
 
 def parse_gradient_layers(value: GradientLayers) -> int | str | list[str]:
-    """A number of layers, "all", or a list of patterns, from Python or command-line spelling.
+    """A number of layers, "all", or a list of patterns. Text is read as well: "3" is 3, and "all" may stand in a list.
 
     Raises:
         ValueError: a number below 1, an empty list, or a pattern that is no regular expression.
@@ -52,11 +52,11 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
 
     Args:
         model: any network.
-        gradient_layers: an integer n for the last n layers, where the head (all that follows the last block) counts
-            as one layer and each block or stage as one; n larger than there are takes all blocks and the head, never
-            what stands before the blocks. A network without blocks is counted in modules that hold weights, a norm
-            belonging to the module before it. "all" for every parameter. A list of regular expressions, matched
-            anywhere in the parameter names (`torch.compile`'s and DDP's prefixes left out).
+        gradient_layers: an integer n for the last n layers. Each block or stage counts as one layer, and so does the
+            head, which is all that follows the last block. Nothing before the blocks is taken, however large n is. In
+            a network without blocks, each module with weights is a layer, together with a norm that follows it.
+            "all": every parameter. A list of regular expressions: each is searched for in the parameter names,
+            without the prefixes of `torch.compile` and DDP.
 
     Returns:
         {name: parameter}, never empty. A parameter with two names (tied weights) stands once, under the first.
@@ -103,7 +103,7 @@ def _last_layers(model: nn.Module, names: list[str], count: int) -> set[str]:
 
 
 def _block_layers(model: nn.Module, names: list[str], blocks: _Blocks) -> list[list[str]]:
-    """Parameter names of each block (with what stands between it and the next one), then those of the head."""
+    """Parameter names of each block, then those of the head. What stands between two blocks belongs to the first."""
     prefix = f"{blocks.parent}." if blocks.parent else ""
     positions = [[i for i, name in enumerate(names) if name.startswith(f"{prefix}{block}.")] for block in blocks.names]
     starts = [found[0] for found in positions] + [positions[-1][-1] + 1]
@@ -115,9 +115,9 @@ def _block_layers(model: nn.Module, names: list[str], blocks: _Blocks) -> list[l
 
 
 def _feeders_beside(model: nn.Module, blocks: _Blocks) -> tuple[str, ...]:
-    """Prefixes of modules registered beside and after the blocks that feed them, and so are no head.
+    """Prefixes of modules that are registered after the blocks but feed them, so that they are no head.
 
-    An embedding there (relative positions, as in DeBERTa and MPNet) is the sign; its neighbours serve it.
+    An embedding beside the blocks (relative positions, as in DeBERTa and MPNet) shows that they do.
     """
     container, _, list_name = blocks.parent.rpartition(".")
     if not container or not blocks.names[0].isdigit():
@@ -131,7 +131,7 @@ def _feeders_beside(model: nn.Module, blocks: _Blocks) -> tuple[str, ...]:
 
 
 def _find_blocks(model: nn.Module) -> _Blocks | None:
-    """The outermost run of composite siblings with the most parameters; a run of one only where there is no other."""
+    """The outermost blocks with the most parameters; a single block only where there are no two."""
     for at_least in (2, 1):
         candidates = list(_block_runs(model, "", at_least))
         if candidates:
@@ -140,7 +140,7 @@ def _find_blocks(model: nn.Module) -> _Blocks | None:
 
 
 def _block_runs(module: nn.Module, path: str, at_least: int) -> Iterator[_Blocks]:
-    """Runs of numbered composite children (`layer.0`, `layer.1`; `layer1`, `layer2`), outermost ones only."""
+    """Numbered children that have parts (`layer.0`, `layer.1`; `layer1`, `layer2`), the outermost ones only."""
     children = dict(module.named_children())
     numbered: dict[str, list[str]] = {}
     for name, child in children.items():
@@ -164,7 +164,7 @@ def _descendants(module: nn.Module) -> list[nn.Module]:
 
 
 def _leaf_layers(model: nn.Module) -> list[list[str]]:
-    """Parameter names of each module that holds weights itself; a norm joins the module before it."""
+    """Parameter names of each module that holds weights itself; a norm counts with the module before it."""
     layers: list[list[str]] = []
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))

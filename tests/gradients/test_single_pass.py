@@ -13,9 +13,10 @@ from tiny import parameters_of, text_dataset, tiny_distilbert
 from torch import Tensor, nn
 
 from hf_cgd import GroupRobustTrainer, gradient_scope
-from hf_cgd.gradients import AutoEngine, NotExactError, PerGroupEngine, SinglePassEngine
-from hf_cgd.gradients.engines import auto
-from hf_cgd.gradients.engines.per_group import unflatten
+from hf_cgd.gradients import AutoEngine, NotExactError, PerGroupEngine, SinglePassEngine, verification
+from hf_cgd.gradients.autograd import unflatten
+from hf_cgd.gradients.layers.linear import LinearRule, TransposedLinearRule
+from hf_cgd.gradients.recording import CallRecorder
 
 Build = Callable[..., GroupRobustTrainer]
 
@@ -101,8 +102,8 @@ def test_an_engine_may_be_as_far_off_as_the_backward_pass_is_from_itself(
     monkeypatch: pytest.MonkeyPatch, factor: float, name: str
 ) -> None:
     """With a tolerance below any rounding, only the noise of the ordinary backward pass lets an exact engine in."""
-    monkeypatch.setitem(auto.TOLERANCE, torch.float32, 1e-12)
-    monkeypatch.setattr(auto, "NOISE_FACTOR", factor)
+    monkeypatch.setitem(verification.TOLERANCE, torch.float32, 1e-12)
+    monkeypatch.setattr(verification, "NOISE_FACTOR", factor)
     model, inputs = build("ResNet")
     engine = AutoEngine(model, list(gradient_scope(model, 3).values()))
     with engine.recording():
@@ -146,8 +147,8 @@ def test_transposed_weights_keep_their_shape() -> None:
         name: part.shape for name, part in zip(parameters, unflatten(rows[0], list(parameters.values())), strict=True)
     }
     assert shapes["model.transformer.h.3.mlp.c_fc.weight"] == (32, 128)
-    kinds = {type(module).__name__: kind for module, kind in engine._kinds.items()}
-    assert kinds["Conv1D"] == "transposed" and kinds["Linear"] == "linear"
+    rules = {type(module).__name__: type(rule) for module, rule in engine._recorder.rules.items()}
+    assert rules["Conv1D"] is TransposedLinearRule and rules["Linear"] is LinearRule
 
 
 @pytest.mark.parametrize("share", [0.001, 0.6, 1.0])
@@ -319,6 +320,13 @@ def test_an_engine_that_was_asked_for_by_name_says_why_it_cannot(kind: str) -> N
         engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
 
 
+@pytest.mark.parametrize("kind", ["per_group", "tensor_hooks", "fast"])
+def test_engines_that_need_no_check_or_do_not_exist_are_refused(kind: Any) -> None:
+    model = nn.Linear(8, 2)
+    with pytest.raises(ValueError, match=f"one of auto, single_pass, sketch, got '{kind}'"):
+        AutoEngine(model, list(model.parameters()), kind)
+
+
 def test_modules_that_were_left_out_are_noticed() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
     engine = SinglePassEngine(model, list(model.parameters()))
@@ -378,7 +386,7 @@ def test_the_choice_is_logged_in_one_line_and_made_again_after_a_resume(trainer:
 def test_evaluation_runs_no_hook(trainer: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(eval_dataset=text_dataset())
     run.train()
-    monkeypatch.setattr(SinglePassEngine, "_note", lambda *args, **kwargs: pytest.fail("a hook ran"))
+    monkeypatch.setattr(CallRecorder, "_note", lambda *args, **kwargs: pytest.fail("a hook ran"))
     run.evaluate()
     run.predict(text_dataset())
 

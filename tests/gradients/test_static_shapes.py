@@ -31,7 +31,14 @@ from hf_cgd import (
 )
 from hf_cgd.arithmetic import DeviceArithmetic
 from hf_cgd.distributed.communication import Communication
-from hf_cgd.gradients import AutoEngine, OneHotEngine, PerGroupEngine, gram_matrix, gram_on_device, needs_static_shapes
+from hf_cgd.gradients import (
+    AutoEngine,
+    PerGroupEngine,
+    StaticShapesEngine,
+    gram_matrix,
+    gram_on_device,
+    needs_static_shapes,
+)
 
 Build = Callable[..., GroupRobustTrainer]
 CPU = torch.device("cpu")
@@ -93,7 +100,7 @@ def test_the_engine_equals_one_backward_pass_per_group(name: str, num_groups: in
     model, inputs = build(name, torch.float64)
     scope = list(gradient_scope(model, "all" if name == "MLP" else 3).values())
     group_ids = torch.tensor(GROUPS[num_groups])
-    engine = OneHotEngine(model, scope)
+    engine = StaticShapesEngine(model, scope)
     with engine.recording():
         losses = losses_of(model, inputs)
     everything = [p for p in model.parameters() if p.requires_grad]
@@ -125,7 +132,7 @@ def test_gram_on_device_of_millions_of_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "chosen"), [("ConvNeXt", "one_hot"), ("GPT-2", "one_hot"), ("timm resnet", "per_group")]
+    ("name", "chosen"), [("ConvNeXt", "static_shapes"), ("GPT-2", "static_shapes"), ("timm resnet", "per_group")]
 )
 def test_the_first_batch_decides_between_static_engines(name: str, chosen: str) -> None:
     model, inputs = build(name)
@@ -303,7 +310,7 @@ def test_a_run_as_on_xla_gives_the_numbers_of_an_ordinary_one(
     assert torch.allclose(parameters_of(ordinary.model), parameters_of(static.model), atol=2e-6)
     if objective == "cgd":
         assert static.robust_loss is not None and isinstance(static.robust_loss._engine, AutoEngine)
-        assert isinstance(static.robust_loss._engine.chosen, OneHotEngine)
+        assert isinstance(static.robust_loss._engine.chosen, StaticShapesEngine)
         assert torch.allclose(ordinary.group_interactions, static.group_interactions, atol=1e-5, equal_nan=True)
     for one, other in zip(ordinary.state.log_history, static.state.log_history, strict=True):
         assert one.keys() == other.keys()

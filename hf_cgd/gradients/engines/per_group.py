@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.gradients.autograd import Cut, flatten, owned_parameters, scalar_with_gradients, unflatten, weighted_sum
-from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
 
 
 class PerGroupEngine(GradientEngine):
@@ -31,13 +31,13 @@ class PerGroupEngine(GradientEngine):
         """
         rows = []
         for group in groups:
-            members = (group_ids == group).to(losses)
-            gradients = torch.autograd.grad(losses, self.parameters, members, retain_graph=True, allow_unused=True)
+            in_group = (group_ids == group).to(losses)
+            gradients = torch.autograd.grad(losses, self.parameters, in_group, retain_graph=True, allow_unused=True)
             rows.append(flatten(gradients, self.parameters))
         return GroupGradients(torch.stack(rows))
 
 
-class PerGroupCutEngine(GradientEngine):
+class PerGroupCutEngine(FastEngine):
     """The same, with each group's gradient at the cut as well, so that the final pass runs through the body alone.
 
     Exact for any network whose body reaches the loss only through the first input of the scope, and whose parameters
@@ -58,7 +58,7 @@ class PerGroupCutEngine(GradientEngine):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Goes around the forward pass: within, the first input of the scope is taken note of."""
+        """Goes around the forward pass: within, the first input of the scope is noted."""
         self._cut, self._seen = None, False
         hooks = [module.register_forward_pre_hook(self._note, with_kwargs=True) for module in self._modules]
         try:

@@ -10,12 +10,12 @@ formed once, for all groups together, so that neither time nor memory grows with
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_cgd.gradients.base import GroupGradients
-from hf_cgd.gradients.engines.single_pass import BackwardPass, SinglePassEngine
-from hf_cgd.gradients.layers.rules import Call, Members, add_gradients
+from hf_cgd.gradients.engines.backward_pass import BackwardPass
+from hf_cgd.gradients.engines.single_pass import SinglePassEngine
+from hf_cgd.gradients.verification import largest_error
 
 SKETCH_SIZE = 32
 """Default r."""
@@ -32,12 +32,12 @@ class SketchEngine(SinglePassEngine):
     """
 
     name = "sketch"
+    forms_sketches = True
 
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], size: int = SKETCH_SIZE, seed: int = 0
     ) -> None:
         super().__init__(model, parameters)
-        self._rank = size
         self._projections: dict[int, tuple[Tensor, Tensor]] = {}
         self._sketch_places: dict[int, tuple[int, int]] = {}
         start = 0
@@ -57,24 +57,37 @@ class SketchEngine(SinglePassEngine):
 
     def sketch(self, row: Tensor) -> Tensor:
         """Sketch [S] of a gradient [P]."""
-        parts = []
+        pieces = []
         for parameter in self.parameters:
             piece = row[slice(*self.places[id(parameter)])]
             if id(parameter) in self._projections:
                 left, right = (matrix.to(row) for matrix in self._projections[id(parameter)])
                 piece = (left @ piece.view(parameter.shape[0], -1) @ right).flatten()
-            parts.append(piece)
-        return torch.cat(parts)
+            pieces.append(piece)
+        return torch.cat(pieces)
 
     def gradients_of(self, step: BackwardPass) -> GroupGradients:
         """See `SinglePassEngine.gradients_of`."""
-        return _SketchGradients(step)
+        return _SketchGradients(self, step)
+
+    def error_of_row(self, expected: Tensor, row: Tensor) -> float:
+        """See `SinglePassEngine.error_of_row`; the row is a sketch [S]."""
+        return largest_error([self.sketch(expected)], [row])
 
     def sketches_of(self, step: BackwardPass) -> Tensor:
         """Sketches [G, S] of the groups' gradients."""
-        sketches = torch.zeros(len(step.members.bounds), self._sketch_size, device=step.device, dtype=step.dtype)
+        sketches = torch.zeros(len(step.order.bounds), self._sketch_size, device=step.device, dtype=step.dtype)
         for call, gradients in step.calls:
-            self._add_sketches(call, gradients, step.members, sketches)
+            targets = {}
+            for name, parameter in self.owned[call.module].items():
+                target = sketches[:, slice(*self._sketch_places[id(parameter)])]
+                projections = self._projections.get(id(parameter))
+                if projections is None:
+                    targets[name] = target
+                else:
+                    call.rule.add_projected(call, gradients, step.order, name, projections, target)
+            if targets:
+                call.rule.form_gradients(call, gradients, step.order, targets)
         return sketches
 
     def kept_whole(self, sketches: Tensor) -> dict[int, Tensor]:
@@ -85,72 +98,16 @@ class SketchEngine(SinglePassEngine):
             if parameter not in self._projections
         }
 
-    def _add_sketches(
-        self, call: Call, gradients: Sequence[Tensor | None], members: Members, sketches: Tensor
-    ) -> None:
-        targets = {}
-        for name, parameter in self.owned[call.module].items():
-            target = sketches[:, slice(*self._sketch_places[id(parameter)])]
-            projections = self._projections.get(id(parameter))
-            if projections is None:
-                targets[name] = target
-            elif not self._add_projected(call, gradients, members, projections, target):
-                # No short way for this kind of module: the whole gradient first, then its sketch.
-                whole = sketches.new_zeros(len(members.bounds), parameter.numel())
-                add_gradients(call, gradients, members, {name: whole})
-                left, right = (matrix.to(whole) for matrix in projections)
-                target += (left @ whole.view(len(whole), parameter.shape[0], -1) @ right).flatten(1)
-        if targets:
-            add_gradients(call, gradients, members, targets)
-
-    def _add_projected(
-        self,
-        call: Call,
-        gradients: Sequence[Tensor | None],
-        members: Members,
-        projections: tuple[Tensor, Tensor],
-        target: Tensor,
-    ) -> bool:
-        """Add the sketches of a linear layer's or a convolution's weight; False for any other module."""
-        if call.kind == "other":
-            return False
-        (gradient,) = gradients
-        if gradient is None:
-            return True
-        left, right = (matrix.to(gradient) for matrix in projections)
-        inputs = call.inputs.to(gradient.dtype)
-        module = call.module
-        if call.kind == "conv2d":
-            assert isinstance(module, nn.Conv2d)
-            if module.groups != 1:
-                return False
-            kernel = right.T.reshape(self._rank, *module.weight.shape[1:])
-            projected = F.conv2d(inputs, kernel, None, module.stride, module.padding, module.dilation)
-            narrow_inputs = projected.flatten(2).transpose(1, 2)
-            narrow = gradient.flatten(2).transpose(1, 2) @ left.T
-        elif call.kind == "transposed":
-            # The weight is [in, out], so that S1 meets the inputs.
-            narrow, narrow_inputs = (inputs @ left.T).flatten(1, -2), (gradient @ right).flatten(1, -2)
-        else:
-            narrow, narrow_inputs = (gradient @ left.T), (inputs @ right)
-        narrow = members.sorted(narrow.reshape(len(narrow), -1, self._rank))
-        narrow_inputs = members.sorted(narrow_inputs.reshape(len(narrow_inputs), -1, self._rank))
-        for row, (start, end) in zip(target, members.bounds, strict=True):
-            product = narrow[start:end].flatten(0, 1).T @ narrow_inputs[start:end].flatten(0, 1)
-            row += product.flatten().to(row.dtype)
-        return True
-
 
 class _SketchGradients(GroupGradients):
-    def __init__(self, step: BackwardPass) -> None:
+    def __init__(self, engine: SketchEngine, step: BackwardPass) -> None:
         super().__init__()
+        self._engine = engine
         self._step = step
 
     def _form_rows(self) -> Tensor:
-        assert isinstance(self._step.engine, SketchEngine)
         with torch.no_grad():
-            return self._step.engine.sketches_of(self._step)
+            return self._engine.sketches_of(self._step)
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
-        assert isinstance(self._step.engine, SketchEngine)
-        return self._step.scalar(loss, coefficients, self._step.engine.kept_whole(self.rows))
+        return self._step.scalar(loss, coefficients, self._engine.kept_whole(self.rows))

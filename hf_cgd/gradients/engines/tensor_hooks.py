@@ -1,10 +1,15 @@
 """Group gradients out of the one ordinary backward pass: the engine for sharded parameters.
 
-FSDP and DeepSpeed shard the parameters and take hold of the backward pass, so that neither a second one nor the
-parameters' gradients are at hand in the middle of a step. Tensor hooks on what the scope's modules put out see the
-gradients dO of the ordinary weighted loss pass by, whoever owns the weights. Row n of dO carries example n's own
-coefficient and nothing else, so a group's weight gradient, divided by the group's coefficient, is that of its
+FSDP and DeepSpeed shard the parameters and control the backward pass. A second backward pass is not possible there,
+and nobody holds the parameters' gradients in the middle of a step. Tensor hooks on the outputs of the scope's modules
+see the gradients dO of the ordinary weighted loss, whoever owns the weights. Row n of dO carries example n's own
+coefficient and nothing else. So a group's weight gradient, divided by the group's coefficient, is that of its
 unweighted loss. It is known only after the backward pass: the weights that come of it serve the next step.
+
+Weights are read within the forward pass only, where they are whole. The weight gradients are formed on stand-ins of
+the scope's modules. Where a rule needs the weights, a copy lives until the end of the micro-batch. In the first
+micro-batch the sum of the groups' gradients is compared with the gradients that arrive at the weights. That finds a
+weight that is used outside of its module, but not examples that interact by other means than BatchNorm.
 """
 
 import warnings
@@ -15,16 +20,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.utils.hooks import RemovableHandle
 
-from hf_cgd.gradients.autograd import flatten, owned_parameters, unflatten
+from hf_cgd.gradients.autograd import owned_parameters
 from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
-from hf_cgd.gradients.engines.single_pass import BackwardPass, SinglePassEngine, require_form
+from hf_cgd.gradients.engines.single_pass import SinglePassEngine
 from hf_cgd.gradients.engines.sketch import SketchEngine
-from hf_cgd.gradients.layers.rules import Call, Members, kind_of
-from hf_cgd.gradients.scope import whole_shape
-from hf_cgd.gradients.verification import LOW_TOLERANCE, TOLERANCE, largest_error
+from hf_cgd.gradients.engines.stand_ins import (
+    own_names,
+    placeholder_of,
+    refuse_flat_or_compiled,
+    set_parameters,
+    stand_in_for,
+)
+from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
+from hf_cgd.gradients.layers.registry import rule_for
+from hf_cgd.gradients.recording import least_precise, require_separable_examples
+from hf_cgd.gradients.verification import ArrivingGradients, tolerance_of
 from hf_cgd.models.outputs import tensors_in
 from hf_cgd.monitors import GroupRobustWarning
 
@@ -38,19 +49,10 @@ class TensorHookEngine(GradientEngine):
         weighted_sum_of(losses).backward()
         engine.group_gradients(losses, group_ids, groups)
 
-    Weights are looked at within the forward pass only, where they are whole; the weight gradients are formed on
-    stand-ins of the scope's modules. A module whose weight gradient takes a second run of it (an embedding, an RMS
-    norm; not linear layers, convolutions and layer norms) runs on a copy of its own weights, which lives until the end
-    of the micro-batch.
-
-    In the first micro-batch, what the groups' gradients add up to is held against the gradients that arrive at the
-    weights themselves, which finds a weight that is used behind the hooks' back. Not to be noticed is what examples
-    of a batch make of each other by other means than BatchNorm.
-
     Args:
         model: the network, before FSDP flattens its parameters.
         parameters: the gradient scope.
-        sketch: form sketches of the gradients in place of the gradients.
+        sketch: whether to form sketches of the gradients in their place.
         device: where the step runs; None for where the parameters are.
 
     Raises:
@@ -68,9 +70,9 @@ class TensorHookEngine(GradientEngine):
         sketch: bool = False,
         device: torch.device | None = None,
     ) -> None:
-        _refuse_flat_or_compiled(model)
+        refuse_flat_or_compiled(model)
         self._stand_ins: dict[nn.Module, nn.Module] = {}
-        placeholders = {id(p): _placeholder(p, device) for p in parameters}
+        placeholders = {id(p): placeholder_of(p, device) for p in parameters}
         for module, own in owned_parameters(model, parameters).items():
             composite = [name for name, child in module.named_children() if any(True for _ in child.parameters())]
             if composite:
@@ -79,25 +81,24 @@ class TensorHookEngine(GradientEngine):
                     f"({', '.join(composite)}), and tensor hooks cannot tell their gradients. Leave them out of the "
                     "scope: set gradient_layers to regular expressions that match the other parameters."
                 )
-            self._stand_ins[module] = _stand_in(module, {name: placeholders[id(p)] for name, p in own.items()})
+            self._stand_ins[module] = stand_in_for(module, {name: placeholders[id(p)] for name, p in own.items()})
         self.parameters = list(placeholders.values())
         """Placeholders of the scope's parameters: their shapes, without values."""
-        kind = SketchEngine if sketch else SinglePassEngine
-        self._arithmetic = kind(nn.ModuleList(self._stand_ins.values()), self.parameters)
-        self._placeholders = {twin: dict(own) for twin, own in self._arithmetic.owned.items()}
+        engine_class = SketchEngine if sketch else SinglePassEngine
+        self._engine = engine_class(nn.ModuleList(self._stand_ins.values()), self.parameters)
+        self._placeholders = {twin: dict(own) for twin, own in self._engine.owned.items()}
         self._batch_norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-        self._kinds: dict[nn.Module, str] = {}
+        self._rules: dict[nn.Module, LayerRule] = {}
         self._whole: dict[nn.Module, dict[str, Tensor]] = {}
         self._computed_in: torch.dtype = torch.float64
         self._checked = False
-        self._arrived: dict[int, Tensor] = {}
-        self._followed: list[tuple[Tensor, RemovableHandle]] = []
-        self._drop()
+        self._arriving = ArrivingGradients()
+        self._forget_batch()
 
     @property
     def size(self) -> int:
         """P, the number of elements of the scope's parameters."""
-        return self._arithmetic.size
+        return self._engine.size
 
     def belongs_to(self, model: nn.Module) -> bool:
         """Whether all modules of the scope are (still) parts of the model."""
@@ -105,8 +106,8 @@ class TensorHookEngine(GradientEngine):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Goes around the forward pass: within, every use of a module of the scope is taken note of."""
-        self._drop()
+        """Goes around the forward pass: within, every use of a module of the scope is noted."""
+        self._forget_batch()
         hooks = [norm.register_forward_pre_hook(self._refuse_batch_norm) for norm in self._batch_norms]
         for module in self._stand_ins:
             # Registered last, a pre-hook runs after those that gather the weights.
@@ -126,7 +127,7 @@ class TensorHookEngine(GradientEngine):
             ValueError: the recorded pass does not have the needed form.
         """
         try:
-            require_form([call for call, _ in self._calls], None, len(losses))
+            require_separable_examples([call for call, _ in self._calls], None, len(losses))
         except NotExactError as error:
             raise ValueError(
                 f"Group gradients by tensor hooks cannot be had: {error}. Choose other gradient_layers, or train "
@@ -137,7 +138,7 @@ class TensorHookEngine(GradientEngine):
     def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
         """Gradient of the sum of each listed group's losses [B], after the backward pass of the weighted loss.
 
-        Args: as for `PerGroupEngine.group_gradients`. `groups` must be all that are present, in ascending order.
+        Args: as for `GradientEngine.group_gradients`. `groups` must be all that are present, in ascending order.
 
         Raises:
             RuntimeError: the backward pass has not run through what was recorded.
@@ -150,33 +151,30 @@ class TensorHookEngine(GradientEngine):
                 "that was done, the modules are compiled or re-entrantly checkpointed."
             )
         with torch.no_grad():
-            members = Members.of(group_ids, groups)
-            of_groups = weights[members.first].to(losses.dtype)
+            order = GroupOrder.by_group(group_ids, groups)
+            of_groups = weights[order.first].to(losses.dtype)
             if bool((of_groups == 0).any()):
                 silent = [group for group, weight in zip(groups, of_groups.tolist(), strict=True) if weight == 0]
                 raise ValueError(
                     f"The groups number {silent} took part with weight 0, so that the backward pass holds nothing of "
                     "their gradients. Use an objective whose weights stay positive (min_weight > 0)."
                 )
-            step = BackwardPass(self._arithmetic, calls, members, None, None, losses.device, losses.dtype)
-            weighted = self._arithmetic.gradients_of(step).rows
+            weighted = self._engine.gradients_of(self._engine.backward_pass(calls, order, losses)).rows
             if not self._checked:
                 self._check(weighted.sum(dim=0))
-            self._drop()
+            self._forget_batch()
             return GroupGradients(weighted / of_groups[:, None])
 
-    def _drop(self) -> None:
+    def _forget_batch(self) -> None:
         """Forget the micro-batch: activations, gradients and copied weights."""
-        self._calls: list[tuple[Call, Sequence[Tensor | None]]] = []
+        self._calls: list[tuple[LayerCall, OutputGradients]] = []
         self._coefficients: list[Tensor | None] = [None]
         for twin, own in self._placeholders.items():
-            _set_parameters(twin, own)
-        for _, handle in self._followed:
-            handle.remove()
-        self._arrived, self._followed = {}, []
+            set_parameters(twin, own)
+        self._arriving.stop()
 
     def _check(self, total: Tensor) -> None:
-        """Hold the weighted gradient of the scope, [P] or its sketch, against what arrived at the weights."""
+        """Compare the weighted gradient of the scope, [P] or its sketch, with what arrived at the weights."""
         self._checked = True
         seen = {call.module for call, _ in self._calls}
         unseen = [type(twin).__name__ for twin in self._placeholders if twin not in seen]
@@ -188,12 +186,9 @@ class TensorHookEngine(GradientEngine):
                 GroupRobustWarning,
                 stacklevel=2,
             )
-        expected = flatten([self._arrived.get(id(parameter)) for parameter in self.parameters], self.parameters)
-        if isinstance(self._arithmetic, SketchEngine):
-            error = largest_error([self._arithmetic.sketch(expected)], [total])
-        else:
-            error = largest_error(unflatten(expected, self.parameters), unflatten(total, self.parameters))
-        tolerance = TOLERANCE.get(self._computed_in, LOW_TOLERANCE)
+        expected = self._arriving.row(self.parameters)
+        error = self._engine.error_of_row(expected, total)
+        tolerance = tolerance_of(self._computed_in)
         if not error <= tolerance and bool(expected.isfinite().all()):
             raise ValueError(
                 "The gradients that tensor hooks give do not add up to those of the weights: they differ by "
@@ -201,18 +196,6 @@ class TensorHookEngine(GradientEngine):
                 "the module that holds it (tied weights?). Choose other gradient_layers, or train without sharding "
                 "(DDP), where gradient_engine='per_group' is exact for any network."
             )
-
-    def _follow(self, module: nn.Module) -> None:
-        """Have the gradients that arrive at the module's weights noted."""
-        for name, placeholder in self._placeholders[self._stand_ins[module]].items():
-            weight = getattr(module, name)
-            if weight.requires_grad and all(weight is not known for known, _ in self._followed):
-                note = partial(self._note_arrival, id(placeholder))
-                self._followed.append((weight, weight.register_hook(note)))
-
-    def _note_arrival(self, place: int, gradient: Tensor) -> None:
-        before = self._arrived.get(place)
-        self._arrived[place] = gradient.detach().clone() if before is None else before + gradient
 
     def _refuse_batch_norm(self, module: nn.Module, arguments: Any) -> None:
         if module.training and (self._calls or module in self._stand_ins):
@@ -227,12 +210,13 @@ class TensorHookEngine(GradientEngine):
         twin = self._stand_ins[module]
         twin.training = module.training
         if not self._checked:
-            self._follow(module)
-        kind = self._kinds.get(module)
-        if (kind is not None and kind != "other") or module in self._whole:
+            for name, placeholder in self._placeholders[twin].items():
+                self._arriving.follow(getattr(module, name), placeholder)
+        rule = self._rules.get(module)
+        if (rule is not None and not rule.needs_weights) or module in self._whole:
             return
         expected = {name: p.shape for name, p in self._placeholders[twin].items()}
-        whole = {name: getattr(module, name).detach() for name in _own_names(twin)}
+        whole = {name: getattr(module, name).detach() for name in own_names(twin)}
         found = {name: whole[name].shape for name in expected}
         if found != expected:
             raise ValueError(
@@ -251,65 +235,17 @@ class TensorHookEngine(GradientEngine):
             )
         if module in self._whole:
             whole = self._whole.pop(module)
-            _set_parameters(twin, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
-            if module not in self._kinds:
-                self._kinds[module] = kind_of(twin, arguments, keywords, output)
-            if self._kinds[module] == "other":
+            set_parameters(twin, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
+            if module not in self._rules:
+                self._rules[module] = rule_for(twin, arguments, keywords, output)
+            if self._rules[module].needs_weights:
                 copies = {name: nn.Parameter(value.clone()) for name, value in whole.items()}
-                _set_parameters(twin, copies)
+                set_parameters(twin, copies)
             else:
-                _set_parameters(twin, self._placeholders[twin])
+                set_parameters(twin, self._placeholders[twin])
         outputs = [part for part in tensors_in(output) if part.requires_grad]
         gradients: list[Tensor | None] = [None] * len(outputs)
+        self._computed_in = least_precise(self._computed_in, outputs)
         for place, part in enumerate(outputs):
-            if torch.finfo(part.dtype).eps > torch.finfo(self._computed_in).eps:
-                self._computed_in = part.dtype
             part.register_hook(partial(gradients.__setitem__, place))
-        self._calls.append((Call(twin, arguments, keywords, [], self._kinds[module]), gradients))
-
-
-def _placeholder(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
-    """A parameter of the whole shape in the memory of one element."""
-    zero = torch.zeros((), device=parameter.device if device is None else device)
-    return nn.Parameter(zero.expand(whole_shape(parameter)))
-
-
-def _stand_in(module: nn.Module, placeholders: dict[str, nn.Parameter]) -> nn.Module:
-    """A module that computes what `module` does, with no hooks, and with its own parameters."""
-    twin: nn.Module = object.__new__(type(module))
-    nn.Module.__init__(twin)
-    bare = set(vars(twin))
-    vars(twin).update({name: value for name, value in vars(module).items() if name not in bare})
-    for name, child in module.named_children():
-        twin.add_module(name, child)
-    for name, buffer in module.named_buffers(recurse=False):
-        twin.register_buffer(name, buffer)
-    for name, parameter in module._parameters.items():
-        # A bias that is None has to be there as None.
-        frozen = None if parameter is None else nn.Parameter(torch.zeros(()).expand(whole_shape(parameter)), False)
-        twin.register_parameter(name, placeholders.get(name, frozen))
-    return twin
-
-
-def _own_names(module: nn.Module) -> list[str]:
-    return [name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)]
-
-
-def _set_parameters(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
-    for name, parameter in parameters.items():
-        module.register_parameter(name, parameter)
-
-
-def _refuse_flat_or_compiled(model: nn.Module) -> None:
-    for part in model.modules():
-        if isinstance(part, FullyShardedDataParallel):
-            raise ValueError(
-                "The model was wrapped by FSDP before the gradient scope was chosen, so that the parameters have lost "
-                "their shapes. Pass the plain model (model=, not model_init=) and let the Trainer wrap it, or use "
-                "FSDP2 (fsdp_version: 2)."
-            )
-        if isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None:
-            raise ValueError(
-                f"{type(part).__name__} is compiled, and tensor hooks on what a compiled module puts out never fire. "
-                "Train without torch.compile, or without sharding (DDP)."
-            )
+        self._calls.append((LayerCall(twin, arguments, keywords, [], self._rules[module]), gradients))

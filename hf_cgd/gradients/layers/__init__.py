@@ -1,1 +1,1 @@
-"""The weight gradient of each group, one rule for each kind of layer."""
+"""The weight gradient of each group: one rule for each type of layer."""

@@ -1,0 +1,69 @@
+"""What one backward pass through the scope leaves, and the scalar that finishes the step from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hf_cgd.gradients.autograd import Cut, scalar_with_gradients, weighted_sum
+from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory, scaled_by_example
+
+
+@dataclass(frozen=True)
+class BackwardPass:
+    """The calls of the scope's modules with the gradients of their outputs.
+
+    Attributes:
+        parameters: the gradient scope.
+        owned: of each module the parameters of the scope that it holds, by name.
+        calls: each with the gradients of its outputs.
+        order: the groups.
+        cut: where the body flows into the scope; None where nothing does.
+        at_cut: the gradient there.
+        device, dtype: of the losses.
+        memory: for a copy that lives within a call of a rule.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    owned: dict[nn.Module, dict[str, nn.Parameter]]
+    calls: list[tuple[LayerCall, OutputGradients]]
+    order: GroupOrder
+    cut: Cut | None
+    at_cut: Tensor | None
+    device: torch.device
+    dtype: torch.dtype
+    memory: ReusedMemory
+
+    def scalar(self, loss: Tensor, coefficients: Tensor, known: dict[int, Tensor]) -> Tensor:
+        """The scalar that finishes the step.
+
+        Args:
+            loss: its value.
+            coefficients: [B].
+            known: gradients [G, numel] of the groups, by id of the parameter. Those of other parameters are formed.
+        """
+        with torch.no_grad():
+            of_groups = coefficients[self.order.first]
+            found = {parameter: weighted_sum(rows, of_groups) for parameter, rows in known.items()}
+            self._add_missing(found, coefficients)
+        tensors: list[Tensor] = list(self.parameters)
+        gradients = [
+            found[id(p)].view_as(p).to(p.dtype) if id(p) in found else torch.zeros_like(p) for p in self.parameters
+        ]
+        if self.cut is not None and self.at_cut is not None:
+            tensors.append(self.cut.tensor)
+            gradients.append(scaled_by_example(self.at_cut, coefficients))
+        return scalar_with_gradients(loss, tensors, gradients)
+
+    def _add_missing(self, found: dict[int, Tensor], coefficients: Tensor) -> None:
+        """Add weighted gradients [numel] of the parameters that are not in `found`, straight from the activations."""
+        given = set(found)
+        for call, gradients in self.calls:
+            missing = {name: id(p) for name, p in self.owned[call.module].items() if id(p) not in given}
+            if missing:
+                names = list(missing)
+                weighted = call.rule.weighted_gradients(call, gradients, coefficients, names, self.dtype, self.memory)
+                for name, gradient in weighted.items():
+                    old = found.get(missing[name])
+                    found[missing[name]] = gradient if old is None else old + gradient

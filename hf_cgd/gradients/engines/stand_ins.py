@@ -1,0 +1,61 @@
+"""Stand-ins for modules whose parameters are sharded: the same computation, with parameters of their own."""
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from hf_cgd.gradients.scope import whole_shape
+
+
+def placeholder_of(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
+    """A parameter of the whole shape in the memory of one element; `device` None is where the parameter is."""
+    zero = torch.zeros((), device=parameter.device if device is None else device)
+    return nn.Parameter(zero.expand(whole_shape(parameter)))
+
+
+def stand_in_for(module: nn.Module, placeholders: dict[str, nn.Parameter]) -> nn.Module:
+    """A module that computes what `module` does, with no hooks, and with the placeholders for its parameters."""
+    twin: nn.Module = object.__new__(type(module))
+    nn.Module.__init__(twin)
+    bare = set(vars(twin))
+    vars(twin).update({name: value for name, value in vars(module).items() if name not in bare})
+    for name, child in module.named_children():
+        twin.add_module(name, child)
+    for name, buffer in module.named_buffers(recurse=False):
+        twin.register_buffer(name, buffer)
+    for name, parameter in module._parameters.items():
+        # A bias that is None has to be there as None.
+        frozen = None if parameter is None else nn.Parameter(torch.zeros(()).expand(whole_shape(parameter)), False)
+        twin.register_parameter(name, placeholders.get(name, frozen))
+    return twin
+
+
+def own_names(module: nn.Module) -> list[str]:
+    """Names of the parameters that the module holds itself."""
+    return [name for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)]
+
+
+def set_parameters(module: nn.Module, parameters: dict[str, nn.Parameter]) -> None:
+    """Give the module these parameters, by name."""
+    for name, parameter in parameters.items():
+        module.register_parameter(name, parameter)
+
+
+def refuse_flat_or_compiled(model: nn.Module) -> None:
+    """Check that the parameters have their shapes and that hooks on outputs run.
+
+    Raises:
+        ValueError: the model, or a part of it, is wrapped by FSDP or compiled.
+    """
+    for part in model.modules():
+        if isinstance(part, FullyShardedDataParallel):
+            raise ValueError(
+                "The model was wrapped by FSDP before the gradient scope was chosen, so that the parameters have lost "
+                "their shapes. Pass the plain model (model=, not model_init=) and let the Trainer wrap it, or use "
+                "FSDP2 (fsdp_version: 2)."
+            )
+        if isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None:
+            raise ValueError(
+                f"{type(part).__name__} is compiled, and tensor hooks on what a compiled module puts out never fire. "
+                "Train without torch.compile, or without sharding (DDP)."
+            )

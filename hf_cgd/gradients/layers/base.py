@@ -1,0 +1,258 @@
+"""What a rule for a type of layer is: it forms the weight gradients of the groups from one use of a layer."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from hf_cgd.models.outputs import tensors_in
+
+OutputGradients = Sequence[Tensor | None]
+"""Gradients of a call's outputs, [B, …] each; None for an output that the loss does not depend on."""
+
+
+@dataclass
+class LayerCall:
+    """One use of a module in a forward pass.
+
+    Attributes:
+        module: what was called. Under tensor hooks it is a stand-in whose parameters have their shapes, but their
+            values only if the rule has `needs_weights`.
+        arguments, keywords: what it was called with.
+        outputs: where the gradients of its outputs can be asked for.
+        rule: forms its weight gradients.
+        autocast: what was in force, for running the module again.
+    """
+
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    outputs: list[GradientEdge]
+    rule: "LayerRule"
+    autocast: AbstractContextManager[Any] = field(default_factory=nullcontext)
+
+    @property
+    def inputs(self) -> Tensor:
+        """The first tensor that went in, [B, …]."""
+        return next(tensors_in((self.arguments, self.keywords)))
+
+
+@dataclass(frozen=True)
+class GroupOrder:
+    """The examples of a batch, sorted by group.
+
+    Attributes:
+        permutation: [B] the examples' places in the batch, sorted; None where they already stand in order.
+        bounds: where each of the G groups begins and ends in the sorted batch.
+        first: [G] the place in the batch of one example of each group.
+    """
+
+    permutation: Tensor | None
+    bounds: list[tuple[int, int]]
+    first: Tensor
+
+    @classmethod
+    def by_group(cls, group_ids: Tensor, groups: Sequence[int]) -> "GroupOrder":
+        """Sort by the ids [B]. `groups` are all that are present, in ascending order."""
+        permutation = group_ids.argsort(stable=True)
+        wanted = torch.tensor(groups, device=group_ids.device)
+        starts = torch.searchsorted(group_ids[permutation], wanted)
+        edges = [*starts.tolist(), len(group_ids)]
+        in_order = bool((group_ids[1:] >= group_ids[:-1]).all())
+        return cls(None if in_order else permutation, list(pairwise(edges)), permutation[starts])
+
+    @classmethod
+    def one_group(cls, batch: int, device: torch.device) -> "GroupOrder":
+        """All examples as one group."""
+        return cls(None, [(0, batch)], torch.zeros(1, dtype=torch.long, device=device))
+
+    @classmethod
+    def one_group_per_example(cls, batch: int, device: torch.device) -> "GroupOrder":
+        """Every example as a group of its own. No shape depends on a value."""
+        return cls(None, [(place, place + 1) for place in range(batch)], torch.arange(batch, device=device))
+
+    def sorted(self, tensor: Tensor) -> Tensor:
+        """The tensor [B, …] in the order of the groups."""
+        return tensor if self.permutation is None else tensor.index_select(0, self.permutation)
+
+    def split(self, tensor: Tensor) -> list[Tensor]:
+        """The rows of each group of a tensor [B, …], group by group."""
+        rows = self.sorted(tensor)
+        return [rows[start:end] for start, end in self.bounds]
+
+    def examples_of(self, group: int) -> Tensor:
+        """Places in the batch of the examples of one group; `group` counts from 0 to G - 1."""
+        start, end = self.bounds[group]
+        if self.permutation is not None:
+            return self.permutation[start:end]
+        return torch.arange(start, end, device=self.first.device)
+
+
+class ReusedMemory:
+    """Memory that is kept from step to step: fresh memory of the size of a layer costs as much as a layer."""
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def of_shape(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """A tensor of that shape and type, with any content; valid until the next call."""
+        size = math.prod(shape)
+        memory = self._memory
+        if memory is None or len(memory) < size or memory.dtype != dtype or memory.device != device:
+            self._memory = memory = torch.empty(size, device=device, dtype=dtype)
+        return memory[:size].view(shape)
+
+
+class LayerRule(ABC):
+    """Forms the weight gradients of one type of layer.
+
+    A rule needs `matches` and `add_gradients`. The other methods have defaults that build on `add_gradients`; a rule
+    overrides one where it knows a faster way. Rules hold no state.
+
+    Attributes:
+        needs_weights: whether `add_gradients` reads the values of the module's parameters. Where they are sharded,
+            tensor hooks then keep a copy until the end of the micro-batch.
+        keeps_example_gradients: whether steps with static shapes keep the gradients [B, numel] of the examples until
+            the end of the step. False: `weighted_gradients` is called in their place, which saves memory.
+    """
+
+    needs_weights: ClassVar[bool] = True
+    keeps_example_gradients: ClassVar[bool] = True
+
+    @abstractmethod
+    def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
+        """Whether this rule is right for the module, asked at its first call. The arguments are a forward hook's."""
+
+    @abstractmethod
+    def add_gradients(
+        self, call: LayerCall, gradients: OutputGradients, order: GroupOrder, targets: dict[str, Tensor]
+    ) -> None:
+        """Add the weight gradient of each group.
+
+        Args:
+            call: the use of the module.
+            gradients: of its outputs; at least one is not None.
+            order: the groups.
+            targets: [G, numel] to add to, by the parameter's name in the module. Only those that are wanted.
+        """
+
+    def form_gradients(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        order: GroupOrder,
+        targets: dict[str, Tensor],
+        fresh: Collection[str] = (),
+    ) -> None:
+        """Add the weight gradient of each group, or write it where nothing is to be added to.
+
+        Args: as for `add_gradients`; all gradients may be None.
+            fresh: names of the targets whose memory holds nothing yet. They are written over.
+        """
+        for name in fresh:
+            targets[name].zero_()
+        if any(gradient is not None for gradient in gradients):
+            self.add_gradients(call, gradients, order, targets)
+
+    def weighted_gradients(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        coefficients: Tensor,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        memory: ReusedMemory,
+    ) -> dict[str, Tensor]:
+        """The weight gradient over all examples, each example's multiplied by its coefficient.
+
+        Args:
+            call, gradients: as for `form_gradients`.
+            coefficients: [B].
+            names: of the wanted parameters in the module.
+            dtype: of the result.
+            memory: for a copy that lives within this method.
+
+        Returns:
+            {name: [numel]}.
+        """
+        parameters = dict(call.module.named_parameters(recurse=False))
+        rows = {name: coefficients.new_zeros(1, parameters[name].numel(), dtype=dtype) for name in names}
+        scaled = [None if gradient is None else scaled_by_example(gradient, coefficients) for gradient in gradients]
+        everyone = GroupOrder.one_group(len(coefficients), coefficients.device)
+        self.form_gradients(call, scaled, everyone, rows)
+        return {name: row[0] for name, row in rows.items()}
+
+    def add_projected(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        order: GroupOrder,
+        name: str,
+        projections: tuple[Tensor, Tensor],
+        target: Tensor,
+    ) -> None:
+        """Add the sketch S1 G S2 of each group's gradient G of one parameter.
+
+        Args:
+            call, gradients, order: as for `form_gradients`.
+            name: of the parameter, which has two dimensions or more.
+            projections: S1 [r, first dimension of the parameter] and S2 [product of the others, r].
+            target: [G, r * r] to add to.
+        """
+        left, right = projections
+        whole = target.new_zeros(len(order.bounds), left.shape[1] * right.shape[0])
+        self.form_gradients(call, gradients, order, {name: whole})
+        target += (left.to(whole) @ whole.view(len(whole), left.shape[1], -1) @ right.to(whole)).flatten(1)
+
+    def example_gradients(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        order: GroupOrder,
+        names: Sequence[str],
+        dtype: torch.dtype,
+    ) -> dict[str, Tensor]:
+        """The weight gradient of every example, in operations whose shapes depend on no value.
+
+        Args:
+            call, gradients: as for `form_gradients`.
+            order: every example as a group of its own.
+            names: of the wanted parameters in the module.
+            dtype: of the result.
+
+        Returns:
+            {name: [B, numel]}.
+        """
+        batch, device = len(order.bounds), order.first.device
+        sizes = {name: parameter.numel() for name, parameter in call.module.named_parameters(recurse=False)}
+        rows = {name: torch.zeros(batch, sizes[name], device=device, dtype=dtype) for name in names}
+        self.form_gradients(call, gradients, order, rows)
+        return rows
+
+
+def scaled_by_example(tensor: Tensor, coefficients: Tensor) -> Tensor:
+    """The tensor [B, …] with each example's entries multiplied by its coefficient, rounded once."""
+    return (tensor * coefficients.view([-1] + [1] * (tensor.ndim - 1))).to(tensor.dtype)
+
+
+def add_products(left: Tensor, right: Tensor, order: GroupOrder, target: Tensor) -> None:
+    """Add each group's sum of left_p right_p^T over its examples and their positions p to target [G, r * r].
+
+    Args:
+        left, right: [B, …, r], with as many positions in all.
+        order: the groups.
+        target: [G, r * r].
+    """
+    rank = left.shape[-1]
+    left_parts = order.split(left.reshape(len(left), -1, rank))
+    right_parts = order.split(right.reshape(len(right), -1, rank))
+    for row, one, other in zip(target, left_parts, right_parts, strict=True):
+        product = one.flatten(0, 1).T @ other.flatten(0, 1)
+        row += product.flatten().to(row.dtype)

@@ -1,0 +1,172 @@
+"""Layers that multiply by a matrix: nn.Linear, and those that store the matrix transposed, as GPT-2's Conv1D does."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_cgd.gradients.layers.base import (
+    GroupOrder,
+    LayerCall,
+    LayerRule,
+    OutputGradients,
+    ReusedMemory,
+    add_products,
+)
+from hf_cgd.models.outputs import tensors_in
+
+
+class LinearRule(LayerRule):
+    """For any module that computes x W^T + b with its parameters `weight` [out, in] and `bias`."""
+
+    needs_weights = False
+    keeps_example_gradients = False
+
+    def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
+        """Whether the module has given what the formula gives: its class does not tell."""
+        inputs = next(tensors_in((arguments, keywords)), None)
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        only_affine = {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
+        if not only_affine or inputs is None or not isinstance(output, Tensor) or not isinstance(weight, Tensor):
+            return False
+        if weight.ndim != 2 or inputs.ndim < 2 or not inputs.is_floating_point():
+            return False
+        with torch.no_grad():
+            matrix = self._matrix(weight)
+            if matrix.shape != (output.shape[-1], inputs.shape[-1]):
+                return False
+            again = F.linear(inputs, matrix.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype))
+            return torch.allclose(again.to(output.dtype), output, rtol=1e-2, atol=1e-3)
+
+    def add_gradients(
+        self, call: LayerCall, gradients: OutputGradients, order: GroupOrder, targets: dict[str, Tensor]
+    ) -> None:
+        """See `LayerRule.add_gradients`."""
+        gradient = gradients[0]
+        assert gradient is not None
+        self._add(call, gradient, order, targets, write_over=False)
+
+    def form_gradients(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        order: GroupOrder,
+        targets: dict[str, Tensor],
+        fresh: Collection[str] = (),
+    ) -> None:
+        """See `LayerRule.form_gradients`. A fresh weight is written in one pass, in place of zeroing and adding."""
+        gradient = gradients[0]
+        if gradient is None:
+            super().form_gradients(call, gradients, order, targets, fresh)
+            return
+        for name in fresh:
+            if name != "weight":
+                targets[name].zero_()
+        self._add(call, gradient, order, targets, write_over="weight" in fresh)
+
+    def weighted_gradients(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        coefficients: Tensor,
+        names: Sequence[str],
+        dtype: torch.dtype,
+        memory: ReusedMemory,
+    ) -> dict[str, Tensor]:
+        """See `LayerRule.weighted_gradients`. The smaller of inputs and gradient is scaled."""
+        gradient = gradients[0]
+        if gradient is None or "weight" not in names:
+            return super().weighted_gradients(call, gradients, coefficients, names, dtype, memory)
+        inputs = call.inputs.to(gradient.dtype)
+        smaller = min(gradient, inputs, key=Tensor.numel)
+        column = coefficients.view([-1] + [1] * (smaller.ndim - 1))
+        scaled = torch.mul(smaller, column, out=memory.of_shape(smaller.shape, smaller.device, smaller.dtype))
+        left, right = (scaled, inputs) if smaller is gradient else (gradient, scaled)
+        left, right = left.flatten(0, -2), right.flatten(0, -2)
+        found = {}
+        if "bias" in names:
+            of_positions = coefficients.repeat_interleave(len(left) // len(coefficients))
+            bias = left.sum(dim=0, dtype=dtype) if smaller is gradient else left.T @ of_positions.to(left)
+            found["bias"] = bias.to(dtype)
+        rows, columns = self._by_dimension(left, right)
+        return {"weight": (rows.T @ columns).flatten().to(dtype), **found}
+
+    def add_projected(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        order: GroupOrder,
+        name: str,
+        projections: tuple[Tensor, Tensor],
+        target: Tensor,
+    ) -> None:
+        """See `LayerRule.add_projected`. S1 and S2 shrink the layer's inputs and gradients before their product."""
+        gradient = gradients[0]
+        if gradient is None:
+            return
+        left, right = (matrix.to(gradient) for matrix in projections)
+        rows, columns = self._by_dimension(gradient, call.inputs.to(gradient.dtype))
+        add_products(rows @ left.T, columns @ right, order, target)
+
+    def example_gradients(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        order: GroupOrder,
+        names: Sequence[str],
+        dtype: torch.dtype,
+    ) -> dict[str, Tensor]:
+        """See `LayerRule.example_gradients`."""
+        gradient, batch = gradients[0], len(order.bounds)
+        if gradient is None:
+            return super().example_gradients(call, gradients, order, names, dtype)
+        inputs = call.inputs.to(gradient.dtype)
+        gradient = gradient.reshape(batch, -1, gradient.shape[-1])
+        rows, columns = self._by_dimension(gradient, inputs.reshape(batch, -1, inputs.shape[-1]))
+        found = {
+            "weight": (rows.transpose(1, 2) @ columns).flatten(1),
+            "bias": gradient.sum(dim=1, dtype=dtype),
+        }
+        return {name: found[name].to(dtype) for name in names}
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        """The weight as [out, in]."""
+        return weight
+
+    def _by_dimension(self, gradient: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """What runs along the rows of the stored weight, and what runs along its columns."""
+        return gradient, inputs
+
+    def _add(
+        self, call: LayerCall, gradient: Tensor, order: GroupOrder, targets: dict[str, Tensor], write_over: bool
+    ) -> None:
+        gradient_parts = order.split(gradient)
+        if "weight" in targets:
+            weight: Any = call.module.weight
+            input_parts = order.split(call.inputs.to(gradient.dtype))
+            for target, left, right in zip(targets["weight"], gradient_parts, input_parts, strict=True):
+                rows, columns = self._by_dimension(left.flatten(0, -2), right.flatten(0, -2))
+                matrix = target.view(weight.shape)
+                # One pass over the target in place of three; it is as large as all the groups' gradients.
+                if matrix.dtype != rows.dtype:
+                    product = (rows.T @ columns).to(matrix.dtype)
+                    matrix.copy_(product) if write_over else matrix.add_(product)
+                elif write_over:
+                    torch.mm(rows.T, columns, out=matrix)
+                else:
+                    matrix.addmm_(rows.T, columns)
+        if "bias" in targets:
+            for target, part in zip(targets["bias"], gradient_parts, strict=True):
+                target += part.flatten(0, -2).sum(dim=0, dtype=target.dtype)
+
+
+class TransposedLinearRule(LinearRule):
+    """For any module that computes x W + b: its `weight` is [in, out]."""
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        return weight.T
+
+    def _by_dimension(self, gradient: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs, gradient
