@@ -1,4 +1,4 @@
-"""Group metrics on arrays; their names stand here and nowhere else."""
+"""Group metrics on arrays, and what their names say of them."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,13 @@ from hf_cgd.metrics.intervals import wilson_interval
 from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning
 
-INTERVALS = ("group_accuracy_low/", "group_accuracy_high/")
+LOWER_BOUND, UPPER_BOUND = "group_accuracy_low/", "group_accuracy_high/"
+"""Names of the bounds of a group's 95 % interval, before the name of the group."""
 
 
 def is_interval(metric: str) -> bool:
     """Whether a (possibly prefixed) metric name is a bound of an interval, which is kept out of the log line."""
-    return any(name in metric for name in INTERVALS)
+    return LOWER_BOUND in metric or UPPER_BOUND in metric
 
 
 def lower_is_better(metric: str) -> bool:
@@ -113,8 +114,8 @@ def _accuracy_metrics(
     for name, rows in present.items():
         low, high = wilson_interval(int(correct[rows].sum()), int(rows.sum()))
         metrics[f"group_accuracy/{name}"] = accuracies[name]
-        metrics[f"{INTERVALS[0]}{name}"] = low
-        metrics[f"{INTERVALS[1]}{name}"] = high
+        metrics[f"{LOWER_BOUND}{name}"] = low
+        metrics[f"{UPPER_BOUND}{name}"] = high
     return metrics
 
 

@@ -87,8 +87,8 @@ def stack_runs(runs: Sequence[tuple[np.ndarray, dict[str, np.ndarray]]]) -> tupl
     for others, curves in runs[1:]:
         if not np.array_equal(steps, others):
             raise ValueError(
-                f"The runs were logged at different steps, {_first_steps(steps)} and {_first_steps(others)}; give them "
-                "the same max_steps and logging_steps (eval_steps, for evaluations)."
+                f"The runs were logged at different steps, {_first_steps(steps)} and {_first_steps(others)}; give "
+                "them the same max_steps and logging_steps (eval_steps, for evaluations)."
             )
         if set(first) != set(curves):
             raise ValueError(f"The runs have different groups, {list(first)[:20]} and {list(curves)[:20]}.")
