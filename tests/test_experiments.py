@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from hf_cgd import GroupRobustConfig
 from hf_cgd.experiments import PRESETS, Grid, Run, RunResult, choose, load_results, result_rows, run_grid, search_rows
 from hf_cgd.experiments.__main__ import _preset, main
-from hf_cgd.experiments.runner import Outcome, command_line, worker_environments
+from hf_cgd.experiments.records import option_words
+from hf_cgd.experiments.runner import Outcome
 from hf_cgd.experiments.summary import accuracy_figure, condition_figure, reported_split
+from hf_cgd.experiments.workers import worker_environments
 from hf_cgd.metrics.tables import latex
 
 RECIPE = str(Path(__file__).parent / "fake_recipe.py")
@@ -98,7 +100,7 @@ def test_grids_that_make_no_sense_are_refused(fields: dict[str, Any], message: s
 
 def test_options_as_words() -> None:
     options = {"a": True, "b": [1, "x y"], "c": None, "d": 1e-5, "e": "text", "f": False}
-    assert command_line(options) == ["--a", "true", "--b", "1", "x y", "--d", "1e-05", "--e", "text", "--f", "false"]
+    assert option_words(options) == ["--a", "true", "--b", "1", "x y", "--d", "1e-05", "--e", "text", "--f", "false"]
 
 
 # ---- The choice -----------------------------------------------------------------------------------------------------

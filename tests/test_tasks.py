@@ -14,7 +14,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Value
 from PIL import Image
 
 from hf_cgd.data import sources
-from hf_cgd.tasks import colored_mnist, multinli
+from hf_cgd.tasks import colored_mnist, mnist, multinli, multinli_demo
 
 # ---- MultiNLI -------------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def test_resplit_is_a_partition_in_the_published_shares() -> None:
 
 
 def test_multinli_says_what_it_misses(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="--data_dir: expected a folder"):
+    with pytest.raises(FileNotFoundError, match="^data_dir: expected a folder"):
         multinli.load(tmp_path / "nowhere")
     write_jsonl(tmp_path / "train.jsonl", nli_rows(["a"], [0]))
     with pytest.raises(FileNotFoundError, match=r"named validation_matched, found \['train.jsonl'\]"):
@@ -88,12 +88,12 @@ def test_multinli_offline_is_three_lines_that_say_what_to_pass() -> None:
     assert len(lines) == 3
     assert "nyu-mll/multi_nli" in lines[0] and "connection" in lines[0]
     assert "HF_HUB_OFFLINE is set" in lines[1]
-    assert "--data_dir" in lines[2] and "--demo" in lines[2]
+    assert "Pass data_dir= with" in lines[2] and "source=demo" in lines[2]
 
 
 def test_demo_negation_goes_with_contradiction_in_training_only() -> None:
-    parts = multinli.demo(seed=1)
-    assert parts["train"].to_dict() == multinli.demo(seed=1)["train"].to_dict()
+    parts = multinli_demo.demo(seed=1)
+    assert parts["train"].to_dict() == multinli_demo.demo(seed=1)["train"].to_dict()
     splits = multinli.splits_of(parts)
     shares = {}
     for split, rows in splits.items():
@@ -105,9 +105,9 @@ def test_demo_negation_goes_with_contradiction_in_training_only() -> None:
 
 def test_demo_labels_follow_from_the_words() -> None:
     """Read back by another rule: what the premise says, what the hypothesis says, and whether that is denied."""
-    opposites = multinli.OPPOSITES | {value: key for key, value in multinli.OPPOSITES.items()}
-    tokenizer = multinli.demo_tokenizer()
-    for row in multinli.demo(seed=0, sizes={"train": 400})["train"]:
+    opposites = multinli_demo.OPPOSITES | {value: key for key, value in multinli_demo.OPPOSITES.items()}
+    tokenizer = multinli_demo.demo_tokenizer()
+    for row in multinli_demo.demo(seed=0, sizes={"train": 400})["train"]:
         said = next(word for word in row["premise"].split() if word in opposites)
         claimed = next(word for word in row["hypothesis"].split() if word in opposites)
         if " with a " in row["hypothesis"]:
@@ -143,7 +143,7 @@ def made_mnist(train: int = 60, test: int = 20) -> dict[str, tuple[np.ndarray, n
 
 def write_mnist(folder: Path, ending: str = "", **sizes: int) -> Path:
     for name, (images, digits) in made_mnist(**sizes).items():
-        stem = colored_mnist.IDX_FILES[name]
+        stem = mnist.IDX_FILES[name]
         write_idx(folder / f"{stem}-images-idx3-ubyte{ending}", images)
         write_idx(folder / f"{stem}-labels-idx1-ubyte{ending}", digits)
     return folder
@@ -151,7 +151,7 @@ def write_mnist(folder: Path, ending: str = "", **sizes: int) -> Path:
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_idx_files(tmp_path: Path, ending: str) -> None:
-    data = colored_mnist.load(write_mnist(tmp_path, ending))
+    data = mnist.load(write_mnist(tmp_path, ending))
     for name, (images, digits) in made_mnist().items():
         assert np.array_equal(data[name][0], images) and np.array_equal(data[name][1], digits)
 
@@ -160,21 +160,21 @@ def test_idx_errors(tmp_path: Path) -> None:
     array = np.zeros((2, 28, 28))
     wrong = write_idx(tmp_path / "a", array, magic=b"\x00\x00\x0d\x03")
     with pytest.raises(ValueError, match="starts with 00000803 .* got 00000d03"):
-        colored_mnist.read_idx(wrong, 3)
+        mnist.read_idx(wrong, 3)
     with pytest.raises(ValueError, match="starts with 00000801"):
-        colored_mnist.read_idx(write_idx(tmp_path / "b", array), 1)
+        mnist.read_idx(write_idx(tmp_path / "b", array), 1)
     (tmp_path / "c").write_bytes(b"")
     with pytest.raises(ValueError, match="got an empty file"):
-        colored_mnist.read_idx(tmp_path / "c", 1)
+        mnist.read_idx(tmp_path / "c", 1)
     (tmp_path / "d").write_bytes(write_idx(tmp_path / "b", array).read_bytes()[:-3])
     with pytest.raises(ValueError, match="expected 2 x 28 x 28 bytes after the header, got 1565"):
-        colored_mnist.read_idx(tmp_path / "d", 3)
+        mnist.read_idx(tmp_path / "d", 3)
     with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte or train-images-idx3-ubyte.gz"):
-        colored_mnist.load(tmp_path)
+        mnist.load(tmp_path)
     folder = write_mnist(tmp_path)
     write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(3))
     with pytest.raises(ValueError, match=r"images \(20, 28, 28\) and labels \(3,\) in the test files"):
-        colored_mnist.load(folder)
+        mnist.load(folder)
 
 
 def pixels(dataset: Dataset) -> torch.Tensor:
@@ -317,7 +317,7 @@ def test_images_named_in_a_table(tmp_path: Path) -> None:
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--dataset: expected a CSV"):
+    with pytest.raises(ValueError, match="^dataset: expected a CSV"):
         sources.load_labelled(None, None, {"label_column": "label"}, None)
     with pytest.raises(FileNotFoundError, match="there is no 'nowhere.csv'"):
         sources.load_splits("nowhere.csv")
