@@ -22,7 +22,8 @@ def plain(rows: Rows) -> str:
 
 def markdown(rows: Rows) -> str:
     """A Markdown table, the first column on the left and the others on the right; pipes in cells are escaped."""
-    head, *body = _padded([[cell.replace("|", "\\|") for cell in row] for row in rows])
+    # A ruler takes a dash, and a colon where the column is on the right.
+    head, *body = _padded([[cell.replace("|", "\\|") for cell in row] for row in rows], (1, 2))
     ruler = ["-" * (len(cell) - 1) + ":" if column else "-" * len(cell) for column, cell in enumerate(head)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ruler, *body])
 
@@ -35,9 +36,9 @@ def latex(rows: Rows) -> str:
                       r"\end{tabular}"])  # fmt: skip
 
 
-def _padded(rows: Rows) -> list[list[str]]:
-    """The cells of each column filled up to one width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _padded(rows: Rows, narrowest: tuple[int, int] = (0, 0)) -> list[list[str]]:
+    """The cells of each column filled up to one width, at least `narrowest` in the first and in the other columns."""
+    widths = [max(narrowest[number > 0], *map(len, column)) for number, column in enumerate(zip(*rows, strict=True))]
     return [
         [
             cell.rjust(width) if column else cell.ljust(width)
