@@ -37,10 +37,10 @@ def run_grid(
     keep_models: bool = False,
     progress: bool = True,
 ) -> Outcome:
-    """Run what has not finished yet, choose on validation, run the choice with the remaining seeds.
+    """Run what has not finished, choose on validation, run the choice with the remaining seeds.
 
-    A finished run is never repeated, one that was interrupted goes on from its last complete checkpoint, and one that
-    failed is tried again. Every run keeps `group_report.json`, `experiment.json` and `log.txt` in a folder of its own.
+    A finished run is never repeated, an interrupted one goes on from its last complete checkpoint, a failed one is
+    tried again. Every run keeps `group_report.json`, `experiment.json` and `log.txt` in a folder of its own.
 
     Args:
         grid: what to run.
@@ -49,7 +49,6 @@ def run_grid(
         launcher: words of the command before the recipe, such as `("accelerate", "launch", "--num_processes", "2")`.
         keep_models: keep models and checkpoints of finished runs as well.
         progress: show a bar.
-
     Raises:
         FileNotFoundError: there is no such recipe.
         ValueError: no worker, or a folder that holds runs with other options.

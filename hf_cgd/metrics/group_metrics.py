@@ -1,4 +1,10 @@
-"""Group metrics on arrays, and what their names say of them."""
+"""Group metrics on arrays, and what their names say of them.
+
+Classification: `accuracy`, `worst_group_accuracy`, `mean_group_accuracy`, `adjusted_accuracy`, `group_accuracy/<name>`
+with the bounds of its 95 % Wilson interval `group_accuracy_low/<name>` and `group_accuracy_high/<name>`. Regression:
+`mse`, `pearson`, `worst_group_pearson`, `group_pearson/<name>`. Both: `worst_group_loss`, `group_loss/<name>`,
+`group_count/<name>`.
+"""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -49,11 +55,8 @@ def group_metrics(
         problem_type: one of `hf_cgd.models.example_losses.PROBLEM_TYPES`.
 
     Returns:
-        plain floats. Classification: `accuracy`, `worst_group_accuracy`, `mean_group_accuracy`, `adjusted_accuracy`,
-        `group_accuracy/<name>` with the bounds of its 95 % Wilson interval `group_accuracy_low/<name>` and
-        `group_accuracy_high/<name>`. Regression: `mse`, `pearson`, `worst_group_pearson`, `group_pearson/<name>`.
-        Both: `worst_group_loss`, `group_loss/<name>`, `group_count/<name>`. A group without examples is left out, and
-        so is a number that is not defined (a correlation of constants) or not finite, each kind with one warning.
+        plain floats by the names above. A group without examples is left out, and so is a number that is not defined
+        (a correlation of constants) or not finite, each kind with one warning.
 
     Raises:
         ValueError: arrays of different lengths.

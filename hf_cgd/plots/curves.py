@@ -117,17 +117,13 @@ def accuracies_figure(
 ) -> "Figure":
     """Group accuracies over training, a panel for each method; correlations, for a regression.
 
-    Lines are the means over the runs, with several runs a band spans from the lowest to the highest one (of many
-    groups, for those in colour); the broad black line is the worst group, in each run and at each step its own. Points
-    at which a run lacks the group are left out.
-
-        accuracies_figure({"erm": [erm.state.log_history], "cgd": [cgd.state.log_history]})
+    Lines are the means over the runs, a band spans from the lowest to the highest one (of many groups, for those in
+    colour). The broad black line is the worst group, in each run and at each step its own.
 
     Args:
         histories: by method, the log histories of its S runs, evaluated at the same steps; all have the same groups.
         prefix: of the evaluation's metrics.
-        highlight: groups to pick out by colour; None for all, or of many groups for the worst of each method at the
-            end of training.
+        highlight: groups to pick out by colour; None for all, or of many for the worst of each method at the end.
         unit: what a step is called.
         title: of the whole figure.
 

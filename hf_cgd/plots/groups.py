@@ -74,8 +74,7 @@ def comparison_figure(
     A group has the same place and colour everywhere. Of more than `LABELLED_GROUPS` groups, those that are worst under
     some method are shown, and a line says so.
 
-        figure = comparison_figure({"cgd": [trainer.group_report()]}, {"cgd": [trainer.state.log_history]})
-        save_figure(figure, "groups.png")
+        comparison_figure({"cgd": [trainer.group_report()]}, {"cgd": [trainer.state.log_history]})
 
     Args:
         reports: by method, the reports of its S runs.

@@ -4,10 +4,14 @@ MNIST digits 0-4 against 5-9. In the majority group the colour of the digit foll
 is the other one; r majority examples to one of the minority in training, as many of each to validate and to test. The
 metric is the accuracy of the worse group. ("Colored MNIST" of IRM, DomainBed and SubpopBench is another data set:
 labels with 25 % noise, other shares.)
+
+The authors' released code (`legacy`) does it in another way: the minority recolours the *first* of the images that the
+majority uses too, the colours are cyan and magenta (one channel is left out), images are transposed, and sizes are
+rounded down (49,950 + 49 at ratio 1000; half of each evaluation split is not used).
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +24,9 @@ GROUPS = ("majority", "minority")
 RATIO = 1000
 VALIDATION_SIZE = 10_000
 
-INFO = TaskInfo(
+INFO = replace(
+    mnist.INFO,
     name="colored_mnist",
-    group_columns=("group",),
-    label_names=mnist.BINARY_LABELS,
-    metric="worst_group_accuracy",
-    splits=("train", "validation", "test"),
-    sources=("hub", "files"),
-    licence=mnist.LICENCE,
-    citation=mnist.CITATION,
-    hub_id=mnist.HUB_ID,
-    hyperparameters={"paper": mnist.PAPER},
     # First column of the paper's Table 3: per cent, three seeds.
     published={
         "erm": ("50 (0.0)", "0 (0.0)"),
@@ -59,15 +55,7 @@ class ColoredMNIST(Task):
         return INFO
 
     def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
-        return splits_of(
-            mnist.load(data_dir),
-            ratio=self.ratio,
-            train_size=self.train_size,
-            validation_size=self.validation_size,
-            legacy=self.legacy,
-            min_group_size=self.min_group_size,
-            seed=self.seed,
-        )
+        return splits_of(mnist.load(data_dir), **asdict(self))
 
 
 def splits_of(
@@ -90,9 +78,7 @@ def splits_of(
         ratio: majority examples for each one of the minority in training, >= 1.
         train_size: use this many training images, at the same ratio; None for all.
         validation_size: training images that are kept to validate.
-        legacy: as the authors' released code does it: the minority recolours the *first* of the images that the
-            majority uses too, the colours are cyan and magenta (one channel is left out), images are transposed, and
-            sizes are rounded down (49,950 + 49 at ratio 1000; half of each evaluation split is not used).
+        legacy: as the authors' released code does it, see above.
         min_group_size: smallest minority that makes sense.
         seed: of the draw of the minority.
 

@@ -11,11 +11,9 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Value
 
 from hf_cgd.data.sources import load_from_hub
-from hf_cgd.tasks.base import Hyperparameters
+from hf_cgd.tasks.base import Hyperparameters, TaskInfo
 
 HUB_ID = "ylecun/mnist"
-LICENCE = "MIT, by the card of its copy on the Hub"
-CITATION = "LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition. Proc. IEEE, 1998."
 BINARY_LABELS = ("5-9", "0-4")
 """The two classes of the benchmarks: class 1 is a digit below 5."""
 COLORS = {"red": (1, 0, 0), "blue": (0, 0, 1), "cyan": (0, 1, 1), "magenta": (1, 0, 1), "white": (1, 1, 1)}
@@ -31,21 +29,34 @@ IDX_UNSIGNED_BYTES = 0x08
 Digits = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """Images [N, 28, 28] and digits [N] (uint8) of "train" and "test"."""
 
-PAPER = Hyperparameters(
-    {
-        "model": "resnet18", "optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 1e-3,
-        "weight_decay": 1e-4, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "num_train_epochs": 100,
-        "per_device_train_batch_size": 1024, "per_device_eval_batch_size": 1024,
+INFO = TaskInfo(
+    name="mnist",
+    group_columns=("group",),
+    label_names=BINARY_LABELS,
+    metric="worst_group_accuracy",
+    splits=("train", "validation", "test"),
+    sources=("hub", "files"),
+    licence="MIT, by the card of its copy on the Hub",
+    citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition. Proceedings of "
+    "the IEEE, 1998.",
+    hub_id=HUB_ID,
+    hyperparameters={
+        # Those of the CGD paper for its Colored-MNIST. SGD and batch 1024 as stated. It searched learning rate
+        # {1e-3, 1e-5}, weight decay {1e-4, 0.1, 1} (0 in its study of ratios) and step size {1, 0.1, 0.01, 0.001},
+        # with C = 0; group gradients over all parameters. Momentum and schedule are not stated: 0.9 and constant are
+        # those of the procedure that it follows (Sagawa et al., 2020). 100 epochs are those of the example in its
+        # released code.
+        "paper": Hyperparameters(
+            {
+                "model": "resnet18", "optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 1e-3,
+                "weight_decay": 1e-4, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "num_train_epochs": 100,
+                "per_device_train_batch_size": 1024, "per_device_eval_batch_size": 1024,
+            },
+            {"cgd": {"gradient_layers": ["all"]}},
+        )
     },
-    {"cgd": {"gradient_layers": ["all"]}},
 )  # fmt: skip
-"""The CGD paper's settings for its Colored-MNIST.
-
-SGD and batch 1024 as stated. It searched learning rate {1e-3, 1e-5}, weight decay {1e-4, 0.1, 1} (0 in its study of
-ratios) and step size {1, 0.1, 0.01, 0.001}, with C = 0; group gradients over all parameters. Momentum and schedule
-are not stated: 0.9 and constant are those of the procedure that it follows (Sagawa et al., 2020). 100 epochs are those
-of the example in its released code.
-"""
+"""What the benchmarks that are made of MNIST share."""
 
 
 def load(data_dir: str | Path | None = None) -> Digits:

@@ -12,7 +12,7 @@ where the text has two classes (`classes=10` gives those).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -22,7 +22,7 @@ from datasets import Dataset, DatasetDict
 from scipy import ndimage
 
 from hf_cgd.tasks import mnist
-from hf_cgd.tasks.base import DataSource, Hyperparameters, Task, TaskInfo
+from hf_cgd.tasks.base import DataSource, Task, TaskInfo
 
 SettingName = Literal["noise", "rotation", "spurious"]
 Classes = Literal[2, 10]
@@ -67,30 +67,18 @@ class MNISTSettings(Task):
 
         The rest of the hyperparameters are those of its Colored-MNIST. The step size is searched.
         """
+        paper = mnist.INFO.hyperparameters["paper"]
         own = {"weight_decay": 1.0} if self.setting == "noise" else {}
-        return TaskInfo(
+        return replace(
+            mnist.INFO,
             name=self.name,
-            group_columns=("group",),
             label_names=label_names(self.classes),
-            metric="worst_group_accuracy",
-            splits=("train", "validation", "test"),
-            sources=("hub", "files"),
-            licence=mnist.LICENCE,
-            citation=mnist.CITATION,
-            hub_id=mnist.HUB_ID,
-            hyperparameters={"paper": Hyperparameters({**mnist.PAPER.shared, **own}, mnist.PAPER.by_objective)},
+            hyperparameters={"paper": replace(paper, shared={**paper.shared, **own})},
             published=PUBLISHED[self.setting],
         )
 
     def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
-        return splits_of(
-            mnist.load(data_dir),
-            self.setting,
-            classes=self.classes,
-            train_counts=self.train_counts,
-            validation_size=self.validation_size,
-            seed=self.seed,
-        )
+        return splits_of(mnist.load(data_dir), **asdict(self))
 
 
 def label_names(classes: Classes) -> tuple[str, ...]:
