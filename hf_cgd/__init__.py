@@ -13,7 +13,7 @@ from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CGD",

@@ -5,9 +5,12 @@ Robustness Follows" (Piratla, Netrapalli, Sarawagi; ICLR 2022) unless another so
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from hf_cgd.arithmetic import HOST, Arithmetic
 
 
 def group_means(losses: Tensor, group_ids: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
@@ -127,6 +130,59 @@ def group_dro_step(
     return exponentiated_step(alpha, step_size * (losses + adjustments), present, min_weight)
 
 
+def cgd_exponents(
+    losses: Tensor,
+    gram: Tensor,
+    *,
+    exponent: float = 0.5,
+    present: Tensor | None = None,
+    self_products: Tensor | None = None,
+) -> Tensor:
+    """Equation 5: sum_j (l_i l_j)^p cos(g_i, g_j), how much a step along group i's gradient lowers all losses.
+
+    Args:
+        losses: [K] group mean losses, >= 0.
+        gram: [K, K] inner products <g_i, g_j> of the group gradients.
+        exponent: p >= 0.
+        present: [K] booleans, None for all; an absent group does not count as j.
+        self_products: see `self_shares`; None for cos(g_i, g_i) = 1, as in the paper.
+
+    Returns:
+        [K].
+    """
+    cosines = _with_self_shares(cosine_gram(gram), gram, self_products)
+    scaled = losses**exponent
+    interactions = scaled[:, None] * scaled[None, :] * cosines
+    return _sum_over_present(interactions, present)
+
+
+def gradient_exponents(gram: Tensor, *, present: Tensor | None = None, self_products: Tensor | None = None) -> Tensor:
+    """Equation 3: <g_i, sum_j g_j>, the same without scaling by losses or norms: [K]. See `cgd_exponents`."""
+    return _sum_over_present(_with_self_shares(gram, gram, self_products), present)
+
+
+def self_shares(gram: Tensor, self_products: Tensor) -> Tensor:
+    """Share of each squared norm <g_i, g_i> that is not noise: [K], within [0, 1].
+
+    Args:
+        gram: [K, K] inner products.
+        self_products: [K] estimates of <g_i, g_i> without the noise in it (`merge_halves`).
+    """
+    squares = gram.diagonal()
+    return (self_products / squares.where(squares > 0, 1.0)).clamp(0, 1)
+
+
+def _with_self_shares(similarities: Tensor, gram: Tensor, self_products: Tensor | None) -> Tensor:
+    if self_products is None:
+        return similarities
+    return similarities.diagonal_scatter(similarities.diagonal() * self_shares(gram, self_products))
+
+
+def _sum_over_present(interactions: Tensor, present: Tensor | None) -> Tensor:
+    counted = interactions if present is None else interactions.masked_fill(~present[None, :], 0.0)
+    return counted.sum(dim=1)
+
+
 def cgd_step(
     alpha: Tensor,
     losses: Tensor,
@@ -136,50 +192,39 @@ def cgd_step(
     adjustments: Tensor | float = 0.0,
     present: Tensor | None = None,
     exponent: float = 0.5,
-    scaling: str = "loss",
-    interaction: str = "sum",
+    scaling: Literal["loss", "gradient"] = "loss",
+    interaction: Literal["sum", "mean"] = "sum",
     min_weight: float = 0.0,
     self_products: Tensor | None = None,
-    validate: bool = True,
+    arithmetic: Arithmetic = HOST,
 ) -> Tensor:
-    """CGD: alpha_i <- alpha_i exp(eta_a sum_j (l_i l_j)^p cos(g_i, g_j)), normalised (equation 5).
+    """CGD: alpha_i <- alpha_i exp(eta_a exponent_i), normalised (equation 5, or 3).
 
     Args:
         alpha: [K] current weights.
-        losses: [K] group mean losses, >= 0 where `scaling="loss"`.
-        gram: [K, K] inner products <g_i, g_j> of the group gradients.
+        losses, gram, exponent, self_products: see `cgd_exponents`.
         step_size: eta_a >= 0.
         adjustments: [K], terms C / sqrt(n_i) added to every loss of the exponent; 0 for none.
         present: [K] booleans, None for all. An absent group takes part neither as i nor as j.
-        exponent: p >= 0.
-        scaling: "loss" for equation 5; "gradient" for equation 3, whose exponent is eta_a <g_i, sum_j g_j>.
+        scaling: "loss" for `cgd_exponents`, "gradient" for `gradient_exponents`.
         interaction: "sum" over j as in the paper, or "mean", which divides by the number of present groups.
         min_weight: see `exponentiated_step`.
-        self_products: [K], estimates of <g_i, g_i> without the noise in it (`merge_halves`). In place of the paper's
-            1 (for None) cos(g_i, g_i) is self_products_i / <g_i, g_i>, kept within [0, 1]; with
-            `scaling="gradient"` the self term is that times <g_i, g_i>.
-        validate: whether the losses are looked at, for which one has to wait where they are still being computed.
+        arithmetic: whether the losses may be looked at.
 
     Raises:
         ValueError: a negative loss under `scaling="loss"`, where (l_i l_j)^p is not defined.
     """
     present = torch.ones_like(losses, dtype=torch.bool) if present is None else present
-    similarities = cosine_gram(gram) if scaling == "loss" else gram
-    if self_products is not None:
-        squares = gram.diagonal()
-        shares = (self_products / squares.where(squares > 0, 1.0)).clamp(0, 1)
-        similarities = similarities.diagonal_scatter(similarities.diagonal() * shares)
     if scaling == "loss":
-        if validate:
-            require_nonnegative(losses.masked_fill(~present, 0.0))
-        scaled = (losses + adjustments) ** exponent
-        interactions = scaled[:, None] * scaled[None, :] * similarities
+        require_nonnegative(losses.masked_fill(~present, 0.0), arithmetic=arithmetic)
+        exponents = cgd_exponents(
+            losses + adjustments, gram, exponent=exponent, present=present, self_products=self_products
+        )
     else:
-        interactions = similarities
-    totals = interactions.masked_fill(~present[None, :], 0.0).sum(dim=1)
+        exponents = gradient_exponents(gram, present=present, self_products=self_products)
     if interaction == "mean":
-        totals = totals / present.sum()
-    return exponentiated_step(alpha, step_size * totals, present, min_weight)
+        exponents = exponents / present.sum()
+    return exponentiated_step(alpha, step_size * exponents, present, min_weight)
 
 
 def cgd_reference_step(alpha: Tensor, losses: Tensor, gram: Tensor, start: Tensor, *, step_size: float) -> Tensor:
@@ -322,11 +367,13 @@ def coral_distance(means: Tensor, covariances: Tensor, compared: Tensor | None =
     return over_pairs(means) + over_pairs(covariances)
 
 
-def require_nonnegative(losses: Tensor, group_names: Sequence[str] | None = None) -> None:
-    """Raise a ValueError that names the first group whose mean loss [K] is negative."""
-    negative = (losses < 0).nonzero().flatten().tolist()
-    if negative:
-        first = negative[0]
+def require_nonnegative(
+    losses: Tensor, group_names: Sequence[str] | None = None, arithmetic: Arithmetic = HOST
+) -> None:
+    """Raise a ValueError that names the first group whose mean loss [K] is negative, if it may be looked at."""
+    negative = losses < 0
+    if arithmetic.read(negative.any(), otherwise=False):
+        first = int(negative.nonzero()[0])
         name = repr(group_names[first]) if group_names is not None else f"number {first}"
         raise ValueError(
             f"CGD scales the weights by powers of the group losses and needs losses >= 0, but the mean loss of group "

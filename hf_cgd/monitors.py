@@ -3,9 +3,14 @@
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import numpy as np
 from torch import Tensor
+
+NonFinite = Literal["skip", "raise"]
+"""What to do about a loss or gradient that is not finite."""
+NONFINITE: tuple[NonFinite, ...] = get_args(NonFinite)
 
 WINDOW = 50
 """Weight updates that a judgement looks back on."""
@@ -61,6 +66,38 @@ class WeightMonitor:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, GroupRobustWarning, stacklevel=2)
+
+
+class NonFiniteMonitor:
+    """Tells of groups whose loss or gradient is NaN or infinite: warns once, or raises every time.
+
+    Args:
+        group_names: K names, for the message.
+        nonfinite: "skip" to warn, "raise" to raise a FloatingPointError.
+    """
+
+    def __init__(self, group_names: Sequence[str], nonfinite: NonFinite) -> None:
+        self.group_names = list(group_names)
+        self.nonfinite = nonfinite
+        self._warned = False
+
+    def names(self, bad: Tensor) -> list[str]:
+        """Names of the groups that are True among [K] booleans."""
+        return [name for name, is_bad in zip(self.group_names, bad.tolist(), strict=True) if is_bad]
+
+    def report(self, where: str, bad: Tensor) -> None:
+        """Tell of the groups that are True among [K] booleans; `where` begins the sentence ("In step 3")."""
+        problem = f"{where} the loss or gradient of the group(s) {self.names(bad)} is not finite (NaN or inf)."
+        advice = "Look for a learning rate that is too high, or for bad input in these groups."
+        if self.nonfinite == "raise":
+            raise FloatingPointError(f"{problem} {advice}")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{problem} The group weights stay as they are for such steps. {advice}",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
 
 
 class PenaltyMonitor:

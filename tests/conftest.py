@@ -4,20 +4,46 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# The networks are tiny: one thread is as fast as two, and leaves the other cores to the other workers of `pytest -n`.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from datasets import disable_progress_bars
+from hypothesis import HealthCheck, settings
 from tiny import text_dataset, tiny_distilbert
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
 disable_progress_bars()
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# The same examples on every machine, and no clock: a slow machine is no error. To look for new counterexamples, use
+# `pytest --hypothesis-profile search`.
+NO_CLOCK: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **NO_CLOCK)
+settings.register_profile("search", max_examples=1000, **NO_CLOCK)
+settings.load_profile("same")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Not in setup.cfg: pytest would import hf_cgd, to find the class, before the environment above is set.
+    config.addinivalue_line("filterwarnings", "error::hf_cgd.monitors.GroupRobustWarning")
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    """Random numbers do not depend on which tests ran before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture

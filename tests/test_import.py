@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from paths import PYTHONPATH, ROOT
 
-HERE = Path(__file__).parent
 NO_NETWORK = """
 import socket, sys
 
@@ -28,7 +28,7 @@ def python(code: str, tmp_path: Path, **environment: str) -> str:
         text=True,
         timeout=120,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -67,7 +67,7 @@ for _ in range(20):
 """
     environment = {**os.environ, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
     runs = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, cwd=HERE.parent)
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, cwd=ROOT)
         for _ in range(2)
     ]
     for run in runs:

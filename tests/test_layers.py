@@ -9,7 +9,7 @@ import hf_cgd
 
 PACKAGE = Path(hf_cgd.__file__).parent
 ORDER = [
-    "functional", "monitors", "data", "models", "distributed", "objectives", "gradients", "robust_loss",
+    "arithmetic", "functional", "monitors", "data", "models", "distributed", "objectives", "gradients", "robust_loss",
     "metrics", "tasks", "trainer", "plots", "cli", "experiments", "",
 ]  # fmt: skip
 """Folders (and the few files beside them), each above those that may import it; "" is the package itself."""

@@ -1,18 +1,21 @@
 """What the objectives with moving weights have in common."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from hf_cgd.functional import adjustment_terms
 from hf_cgd.objectives.base import (
-    ABSENT_GROUPS,
     GroupStatistics,
     Objective,
     require_at_least_zero,
     require_one_of,
 )
+
+AbsentGroups = Literal["frozen", "zero_loss"]
+ABSENT_GROUPS: tuple[AbsentGroups, ...] = get_args(AbsentGroups)
 
 MIN_WEIGHT_SHARE = 1e-5
 """Default floor of a group weight, as a share of the uniform weight 1/K."""
@@ -36,12 +39,22 @@ class AdaptiveObjective(Objective):
 
     step_size: float = 0.01
     adjustment: float = 0.0
-    absent_groups: str = "frozen"
+    absent_groups: AbsentGroups = "frozen"
     min_weight: float | None = None
 
     def __post_init__(self) -> None:
         require_at_least_zero(step_size=self.step_size, adjustment=self.adjustment, min_weight=self.min_weight or 0.0)
         require_one_of("absent_groups", self.absent_groups, ABSENT_GROUPS)
+
+    @property
+    def needs_group_counts(self) -> bool:
+        """Under an adjustment."""
+        return self.adjustment > 0
+
+    @property
+    def keeps_weights_positive(self) -> bool:
+        """Not under `min_weight=0`."""
+        return self.min_weight != 0
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """Equal weights [K]."""

@@ -1,15 +1,20 @@
 """What an objective is: how the loss is formed from the group losses, and how the group weights move."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from hf_cgd.arithmetic import HOST, Arithmetic
 from hf_cgd.distributed.communication import Communication
 
-ABSENT_GROUPS = ("frozen", "zero_loss")
+Statistic = Literal["losses", "gram", "self_products", "averages"]
+"""What weights can be moved by: see `Objective.statistics`."""
+BatchPart = Literal["logits", "labels", "features", "class_counts"]
+"""What a scalar can be formed of besides losses and groups: see `Objective.reads`."""
+BATCH_PARTS: tuple[BatchPart, ...] = get_args(BatchPart)
 
 
 @dataclass(frozen=True)
@@ -23,13 +28,12 @@ class GroupBatch:
         alpha: [K] group weights to use (float64), None for an objective without weights.
         step: optimizer steps done before this one.
         logits: [B, ...] what the losses were computed from. This and the next three are there if the objective
-            `needs` them.
+            `reads` them.
         labels: [B] classes.
         features: [B, D] input of the classification head.
         class_counts: [C, K] training examples of each class in each group.
         communication: turns statistics of this process into those of all.
-        validate: False where no value may be looked at and no shape may depend on one, so that a graph that XLA has
-            compiled serves every batch.
+        arithmetic: whether values may be looked at, and how to compute where they may not.
     """
 
     losses: Tensor
@@ -42,7 +46,7 @@ class GroupBatch:
     features: Tensor | None = None
     class_counts: Tensor | None = None
     communication: Communication = field(default_factory=Communication)
-    validate: bool = True
+    arithmetic: Arithmetic = HOST
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,11 @@ class GroupStatistics:
         losses: [K] mean loss of each group, 0 for an absent one (float64).
         counts: [K] examples of each group (float64).
         group_counts: [K] training examples of each group (float64).
-        gram: [K, K] inner products of the gradients of the group mean losses, None unless `needs_gradients`.
+        gram: [K, K] inner products of the gradients of the group mean losses; None unless the objective's
+            `statistics` name it.
         group_names: K names, for messages.
-        self_products: [K] of `hf_cgd.functional.merge_halves`, None unless `splits_groups`.
-        validate: see `GroupBatch`. Where it is False all is in float32 on the device.
+        self_products: [K] of `hf_cgd.functional.merge_halves`; None unless named.
+        arithmetic: see `GroupBatch`. A `DeviceArithmetic` has all in float32.
     """
 
     losses: Tensor
@@ -65,7 +70,7 @@ class GroupStatistics:
     gram: Tensor | None = None
     group_names: Sequence[str] = ()
     self_products: Tensor | None = None
-    validate: bool = True
+    arithmetic: Arithmetic = HOST
 
     @property
     def present(self) -> Tensor:
@@ -93,26 +98,78 @@ class Objective:
 
     To write your own, subclass this (a frozen dataclass whose fields are its knobs) and override `next_weights`, or
     `loss` for another scalar; pass an instance as `GroupRobustTrainer(objective=...)`. Objectives hold no state: the
-    weights come in and go out.
+    weights come in and go out. What an objective needs it declares by the attributes below; nobody asks its type.
     """
 
     name: ClassVar[str] = "custom"
     has_weights: ClassVar[bool] = True
-    needs_gradients: ClassVar[bool] = False
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Which of a `GroupBatch`'s logits, labels, features and class_counts the objective reads."""
+    """Whether it has group weights, fixed or moving."""
+    reads: ClassVar[tuple[BatchPart, ...]] = ()
+    """Which of a `GroupBatch`'s logits, labels, features and class_counts its `loss` reads."""
     min_group_size: ClassVar[int] = 1
     """Smallest training group that it can do anything with."""
+    linear_in_losses: ClassVar[bool] = True
+    """Whether its scalar is a sum of example losses with one coefficient for each group. The fast gradient engines
+    need that. A class that overrides `loss` and does not say counts as not linear."""
+    plain_mean: ClassVar[bool] = False
+    """Whether its scalar is the mean over the examples, for which no groups are needed."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for old, new in _FORMER_DECLARATIONS.items():
+            if old in cls.__dict__:
+                raise TypeError(f"{cls.__qualname__} declares {old!r}, which is {new} now. Rename it.")
+        if "loss" in cls.__dict__ and "linear_in_losses" not in cls.__dict__:
+            cls.linear_in_losses = False
 
     @property
-    def splits_groups(self) -> bool:
-        """Whether it wants the gradients of two halves of each group's examples (`GroupStatistics.self_products`)."""
+    def statistics(self) -> frozenset[Statistic]:
+        """What `next_weights` reads.
+
+        "losses": group mean losses. "gram": inner products of the groups' gradients. "self_products": those between
+        two halves of a group's examples (with "gram"). "averages": losses and inner products are taken from running
+        averages of the groups' losses and gradients (with "gram"; see `average_kept`).
+        """
+        return frozenset({"losses"})
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether gradients of the groups have to be taken."""
+        return "gram" in self.statistics
+
+    @property
+    def moves_weights(self) -> bool:
+        """Whether its weights depend on what happens in training."""
+        return self.has_weights and bool(self.statistics)
+
+    @property
+    def average_kept(self) -> float:
+        """How much of a running average is kept in a step, in [0, 1); 0 where there are no averages."""
+        return 0.0
+
+    @property
+    def needs_group_counts(self) -> bool:
+        """Whether the number of training examples of each group has to be known."""
         return False
+
+    @property
+    def keeps_weights_positive(self) -> bool:
+        """Whether no weight can become 0."""
+        return True
 
     @property
     def refuses_negative_losses(self) -> bool:
         """Whether `next_weights` raises a ValueError for a negative group loss."""
         return False
+
+    def knobs(self) -> dict[str, Any]:
+        """Its options by name."""
+        return {knob.name: getattr(self, knob.name) for knob in fields(self)}
+
+    def identity(self) -> dict[str, Any]:
+        """What tells it from other objectives, JSON-ready: name, the class's qualified name, and its knobs."""
+        knobs = {name: _json_ready(value) for name, value in self.knobs().items()}
+        return {"name": self.name, "class": f"{type(self).__module__}.{type(self).__qualname__}", "knobs": knobs}
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """Weights [K] at the start of a run, from the training counts [K]: equal by default."""
@@ -133,10 +190,33 @@ class Objective:
         The parts of all micro-batches and processes add up to the loss of the step.
         """
         assert batch.alpha is not None
-        present = batch.counts > 0
-        coefficients = self.coefficients(batch.alpha, present) / batch.counts.clamp_min(1)
-        per_example = coefficients.to(batch.losses)[batch.group_ids]
-        return ObjectiveOutput((per_example * batch.losses).sum())
+        return ObjectiveOutput(weighted_group_losses(batch, self.coefficients(batch.alpha, batch.counts > 0)))
+
+    def expects_penalty(self, step: int, num_groups: int) -> bool:
+        """Whether `loss` gives a penalty after `step` optimizer steps, unless a batch has nothing to compare."""
+        return False
+
+
+_FORMER_DECLARATIONS = {
+    "needs": "`reads`",
+    "needs_gradients": "`statistics` with 'gram' in it",
+    "splits_groups": "`statistics` with 'self_products' in it",
+}
+
+
+def _json_ready(value: Any) -> Any:
+    """A knob's value as it comes back from JSON; of what JSON has no form for, its `repr`."""
+    if isinstance(value, (tuple, list)):
+        return [_json_ready(part) for part in value]
+    if isinstance(value, dict):
+        return {str(name): _json_ready(part) for name, part in value.items()}
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+def weighted_group_losses(batch: GroupBatch, coefficients: Tensor) -> Tensor:
+    """This batch's part of the sum of the group mean losses, times their coefficients [K]."""
+    per_example = (coefficients / batch.counts.clamp_min(1)).to(batch.losses)[batch.group_ids]
+    return (per_example * batch.losses).sum()
 
 
 def mean_loss(batch: GroupBatch) -> Tensor:

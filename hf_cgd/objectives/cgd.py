@@ -1,18 +1,22 @@
 """CGD, Common Gradient Descent: weight goes to the groups whose gradient lowers the loss of all."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
 from hf_cgd.functional import cgd_reference_step, cgd_step, require_nonnegative, upweights
 from hf_cgd.objectives.adaptive import AdaptiveObjective
-from hf_cgd.objectives.base import GroupStatistics, require_at_least_zero, require_one_of
+from hf_cgd.objectives.base import GroupStatistics, Statistic, require_at_least_zero, require_one_of
 
-SCALINGS = ("loss", "gradient")
-INTERACTIONS = ("sum", "mean")
-VARIANTS = ("paper", "reference")
-SELF_TERMS = ("one", "split_half")
+Scaling = Literal["loss", "gradient"]
+Interaction = Literal["sum", "mean"]
+Variant = Literal["paper", "reference"]
+SelfTerm = Literal["one", "split_half"]
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
+INTERACTIONS: tuple[Interaction, ...] = get_args(Interaction)
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+SELF_TERMS: tuple[SelfTerm, ...] = get_args(SelfTerm)
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,13 @@ class CGD(AdaptiveObjective):
     """
 
     exponent: float = 0.5
-    scaling: str = "loss"
-    interaction: str = "sum"
-    variant: str = "paper"
+    scaling: Scaling = "loss"
+    interaction: Interaction = "sum"
+    variant: Variant = "paper"
     interaction_momentum: float = 0.0
-    self_term: str = "one"
+    self_term: SelfTerm = "one"
 
     name: ClassVar[str] = "cgd"
-    needs_gradients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,13 +72,23 @@ class CGD(AdaptiveObjective):
             self._refuse_knobs(
                 "variant='reference', which has them fixed as in the released code", *fixed, "self_term"
             )
-        if self.splits_groups:
+        if self.self_term == "split_half":
             self._refuse_knobs("self_term='split_half', which compares one step's own halves", "interaction_momentum")
 
     @property
-    def splits_groups(self) -> bool:
-        """See `Objective`: under `self_term="split_half"`."""
-        return self.self_term == "split_half"
+    def statistics(self) -> frozenset[Statistic]:
+        """Losses and inner products, and what `self_term` and `interaction_momentum` make of them."""
+        found: set[Statistic] = {"losses", "gram"}
+        if self.self_term == "split_half":
+            found.add("self_products")
+        if self.interaction_momentum > 0:
+            found.add("averages")
+        return frozenset(found)
+
+    @property
+    def average_kept(self) -> float:
+        """`interaction_momentum`."""
+        return self.interaction_momentum
 
     @property
     def refuses_negative_losses(self) -> bool:
@@ -102,8 +115,8 @@ class CGD(AdaptiveObjective):
     def next_weights(self, alpha: Tensor, statistics: GroupStatistics) -> Tensor:
         """Weights [K] after one step on losses and gradient inner products."""
         assert statistics.gram is not None
-        if self.refuses_negative_losses and statistics.validate:
-            require_nonnegative(statistics.losses, statistics.group_names)
+        if self.refuses_negative_losses:
+            require_nonnegative(statistics.losses, statistics.group_names, statistics.arithmetic)
         if self.variant == "reference":
             start = upweights(statistics.group_counts, self.adjustment).to(alpha)
             return cgd_reference_step(alpha, statistics.losses, statistics.gram, start, step_size=self.step_size)
@@ -119,5 +132,5 @@ class CGD(AdaptiveObjective):
             interaction=self.interaction,
             min_weight=self._floor(len(alpha)),
             self_products=statistics.self_products,
-            validate=statistics.validate,
+            arithmetic=statistics.arithmetic,
         )

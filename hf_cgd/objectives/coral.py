@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_cgd.functional import coral_distance, group_counts_of
-from hf_cgd.objectives.base import GroupBatch
+from hf_cgd.objectives.base import BatchPart, GroupBatch
 from hf_cgd.objectives.penalty import PenaltyObjective
 
 
@@ -26,7 +26,7 @@ class CORAL(PenaltyObjective):
     penalty_weight: float = 0.1
 
     name: ClassVar[str] = "coral"
-    needs: ClassVar[tuple[str, ...]] = ("features",)
+    reads: ClassVar[tuple[BatchPart, ...]] = ("features",)
     min_group_size: ClassVar[int] = 2
 
     def penalty(self, batch: GroupBatch) -> Tensor | None:
@@ -35,30 +35,20 @@ class CORAL(PenaltyObjective):
         features = batch.features.flatten(1)
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         all_counts = batch.communication.total(group_counts_of(batch.group_ids, len(batch.counts)).to(batch.counts))
-        if not batch.validate:
-            return self._over_all_groups(batch, features, all_counts)
-        compared = (all_counts > 1).nonzero().flatten()
+        compared = batch.arithmetic.places(all_counts > 1)
         if len(compared) < 2:
             return None
         counts = all_counts[compared].to(features)[:, None]
-        members = [features[batch.group_ids == group] for group in compared.tolist()]
-        means = batch.communication.total(torch.stack([rows.sum(dim=0) for rows in members])) / counts
+        members = [batch.group_ids == group for group in compared.unbind()]
+        sums = torch.stack([batch.arithmetic.rows(features, chosen).sum(dim=0) for chosen in members])
+        means = batch.communication.total(sums) / counts.clamp_min(1)
         # Around the mean the sum of squares does not change with the centre to first order, so no gradient is lost;
         # one through the centre would be wrong on each of several processes.
-        centred = [rows - mean for rows, mean in zip(members, means.detach(), strict=True)]
+        centred = [
+            batch.arithmetic.rows(features - mean, chosen)
+            for chosen, mean in zip(members, means.detach(), strict=True)
+        ]
         with torch.autocast(features.device.type, enabled=False):
             squares = batch.communication.total(torch.stack([rows.T @ rows for rows in centred]))
-        return coral_distance(means, squares / (counts - 1)[:, :, None])
-
-    def _over_all_groups(self, batch: GroupBatch, features: Tensor, all_counts: Tensor) -> Tensor:
-        """The same with shapes that do not depend on who is in which group; 0 where there is nothing to compare."""
-        ids, counts = batch.group_ids, all_counts.to(features)[:, None]
-        sums = features.new_zeros(len(counts), features.shape[1]).index_add(0, ids, features)
-        means = batch.communication.total(sums) / counts.clamp_min(1)
-        centred = features - means.detach()[ids]
-        members = torch.arange(len(counts), device=ids.device)[:, None] == ids
-        with torch.autocast(features.device.type, enabled=False):
-            by_group = torch.where(members[:, :, None], centred, 0.0)
-            squares = batch.communication.total(by_group.transpose(1, 2) @ centred)
         covariances = squares / (counts - 1).clamp_min(1)[:, :, None]
-        return coral_distance(means, covariances, all_counts > 1)
+        return coral_distance(means, covariances, all_counts[compared] > 1)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from hf_cgd.functional import upweights
-from hf_cgd.objectives.base import GroupBatch, Objective, ObjectiveOutput, mean_loss, require_at_least_zero
+from hf_cgd.objectives.base import GroupBatch, Objective, ObjectiveOutput, Statistic, mean_loss, require_at_least_zero
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,13 @@ class ERM(Objective):
 
     name: ClassVar[str] = "erm"
     has_weights: ClassVar[bool] = False
+    linear_in_losses: ClassVar[bool] = True
+    plain_mean: ClassVar[bool] = True
+
+    @property
+    def statistics(self) -> frozenset[Statistic]:
+        """None: there are no weights."""
+        return frozenset()
 
     def loss(self, batch: GroupBatch) -> ObjectiveOutput:
         """This batch's part of the mean loss over all examples of the step."""
@@ -35,6 +42,16 @@ class ERMUW(Objective):
 
     def __post_init__(self) -> None:
         require_at_least_zero(adjustment=self.adjustment)
+
+    @property
+    def statistics(self) -> frozenset[Statistic]:
+        """None: the weights are fixed."""
+        return frozenset()
+
+    @property
+    def needs_group_counts(self) -> bool:
+        """Under an adjustment."""
+        return self.adjustment > 0
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """The weights of the whole run, [K]."""

@@ -1,13 +1,13 @@
 """IRM, invariant risk minimisation: one scale of the predictions has to be best in every group."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from hf_cgd.functional import alternating_halves, group_counts_of, irm_penalty, scale_gradients
-from hf_cgd.objectives.base import GroupBatch, Objective, require_at_least_zero
+from hf_cgd.objectives.base import BatchPart, GroupBatch, require_at_least_zero, weighted_group_losses
 from hf_cgd.objectives.penalty import PenaltyObjective
 
 
@@ -33,7 +33,7 @@ class IRM(PenaltyObjective):
     penalty_anneal_steps: int = 0
 
     name: ClassVar[str] = "irm"
-    needs: ClassVar[tuple[str, ...]] = ("logits",)
+    reads: ClassVar[tuple[BatchPart, ...]] = ("logits",)
     min_group_size: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class IRM(PenaltyObjective):
     def base_loss(self, batch: GroupBatch) -> Tensor:
         """This batch's part of the mean of the group mean losses."""
         equal = self.initial_weights(batch.counts).to(batch.counts)
-        return Objective.loss(self, replace(batch, alpha=equal)).loss
+        return weighted_group_losses(batch, self.coefficients(equal, batch.counts > 0))
 
     def weight_at(self, step: int) -> float:
         """lambda, low for the first `penalty_anneal_steps`."""
@@ -56,7 +56,7 @@ class IRM(PenaltyObjective):
         own_counts = group_counts_of(batch.group_ids, num_groups).to(batch.counts)
         by_process = batch.communication.stacked(own_counts)
         counts = by_process.sum(dim=0)
-        if batch.validate and not bool((counts > 1).any()):
+        if not batch.arithmetic.read((counts > 1).any(), otherwise=True):
             return None
         derivatives = scale_gradients(batch.losses, batch.logits)
         halves = alternating_halves(batch.group_ids, batch.communication.before(by_process).long())

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from hf_cgd.objectives.base import GroupBatch, Objective, ObjectiveOutput, mean_loss, require_at_least_zero
+from hf_cgd.objectives.base import GroupBatch, Objective, ObjectiveOutput, Statistic, mean_loss, require_at_least_zero
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,13 @@ class PenaltyObjective(Objective):
         """lambda in the optimizer step after `step` others."""
         return self.penalty_weight
 
-    def is_active(self, step: int, num_groups: int) -> bool:
-        """Whether there is a penalty to look for after `step` optimizer steps."""
+    @property
+    def statistics(self) -> frozenset[Statistic]:
+        """None: there are no weights."""
+        return frozenset()
+
+    def expects_penalty(self, step: int, num_groups: int) -> bool:
+        """With a weight on it, and groups to compare."""
         return self.weight_at(step) > 0 and num_groups > 1
 
     def penalty(self, batch: GroupBatch) -> Tensor | None:
@@ -47,6 +52,6 @@ class PenaltyObjective(Objective):
 
     def loss(self, batch: GroupBatch) -> ObjectiveOutput:
         """Base loss and weighted penalty."""
-        penalty = self.penalty(batch) if self.is_active(batch.step, len(batch.counts)) else None
+        penalty = self.penalty(batch) if self.expects_penalty(batch.step, len(batch.counts)) else None
         weighted = None if penalty is None else self.weight_at(batch.step) * penalty
         return ObjectiveOutput(self.base_loss(batch), weighted)

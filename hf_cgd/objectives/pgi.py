@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_cgd.functional import group_counts_of, log_sums_by_group, pgi_divergence
-from hf_cgd.objectives.base import GroupBatch
+from hf_cgd.objectives.base import BatchPart, GroupBatch
 from hf_cgd.objectives.penalty import PenaltyObjective
 
 
@@ -28,7 +28,7 @@ class PGI(PenaltyObjective):
     penalty_weight: float = 0.1
 
     name: ClassVar[str] = "pgi"
-    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "class_counts")
+    reads: ClassVar[tuple[BatchPart, ...]] = ("logits", "labels", "class_counts")
 
     def penalty(self, batch: GroupBatch) -> Tensor | None:
         """Sum over the classes of the mean divergence of their smaller groups."""
@@ -43,18 +43,20 @@ class PGI(PenaltyObjective):
         num_classes, num_groups = logits.shape[1], len(batch.counts)
         cells = labels.long().view(-1) * num_groups + batch.group_ids
         counts = batch.communication.total(group_counts_of(cells, num_classes * num_groups).to(batch.counts))
-        met = counts.nonzero().flatten() if batch.validate else torch.arange(len(counts), device=counts.device)
+        met = batch.arithmetic.places(counts > 0)
         classes, groups = met // num_groups, met % num_groups
-        if batch.validate and int(classes.max()) >= len(batch.class_counts):
+        if batch.arithmetic.read(classes.max() >= len(batch.class_counts), otherwise=False):
             raise ValueError(
                 f"Expected classes in 0..{len(batch.class_counts) - 1}, for which there are training counts, got "
                 f"{int(classes.max())}. Give class_counts a row for every class."
             )
-        # More rows than counts only without validation: classes of the model that no training example has.
+        # More rows than counts only where values are not read: classes of the model that no training example has.
         unknown = max(num_classes - len(batch.class_counts), 0)
         of_classes = F.pad(batch.class_counts, (0, 0, 0, unknown))[classes]
         largest = (groups == of_classes.argmax(dim=1)) & (of_classes.amax(dim=1) > 0) & (counts[met] > 0)
-        if batch.validate and not bool((torch.isin(classes, classes[largest]) & ~largest).any()):
+        with_largest = counts.new_zeros(num_classes).index_add(0, classes, largest.to(counts))
+        to_compare = ~largest & (with_largest[classes] > 0) & (counts[met] > 0)
+        if not batch.arithmetic.read(to_compare.any(), otherwise=True):
             return None
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # A logit of -inf (a class that is ruled out) would make 0 * inf of a divergence.

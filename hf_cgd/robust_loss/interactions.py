@@ -34,6 +34,12 @@ class GroupInteractions:
         self._sums += torch.where(together, cosine_gram(gram), 0.0)
         self._counts += together
 
+    def copy(self) -> "GroupInteractions":
+        """The sums as they are now, whatever becomes of these."""
+        twin = GroupInteractions(len(self._sums), self._sums.device, self._sums.dtype)
+        twin._sums, twin._counts = self._sums.clone(), self._counts.clone()
+        return twin
+
     @property
     def cosines(self) -> Tensor:
         """Means [K, K], float64 in [-1, 1]; NaN for two groups that were never seen in the same update."""

@@ -18,7 +18,9 @@ class PooledRows:
     def __init__(self, communication: Communication) -> None:
         self._communication = communication
         self._memory: Tensor | None = None
-        self._parts: Tensor | None = None
+        self._columns: Tensor | None = None
+        self.row_size = 0
+        """P of the rows that were added last, 0 before."""
         self._present: list[int] = []
         self._filled: set[int] = set()
 
@@ -30,11 +32,12 @@ class PooledRows:
             groups: those of this one.
             rows: [len(groups), P].
         """
-        if self._parts is None:
-            self._parts = self._open(len(present), rows)
+        self.row_size = rows.shape[1]
+        if self._columns is None:
+            self._columns = self._open(len(present), rows)
             self._present, self._filled = list(present), set()
         for group, row in zip(groups, rows, strict=True):
-            target = self._parts[:, self._present.index(group)]
+            target = self._columns[:, self._present.index(group)]
             if group in self._filled:
                 _add(target, row)
             else:
@@ -43,22 +46,22 @@ class PooledRows:
 
     def close(self) -> Tensor:
         """This process's columns [G, c] of the sums over all processes; the memory is used again by the next step."""
-        assert self._parts is not None
-        parts, self._parts = self._parts, None
+        assert self._columns is not None
+        columns, self._columns = self._columns, None
         for place, group in enumerate(self._present):
             if group not in self._filled:
-                parts[:, place] = 0
-        return self._communication.sum_scattered(parts)
+                columns[:, place] = 0
+        return self._communication.sum_scattered(columns)
 
     def discard(self) -> None:
         """Forget a step that was broken off."""
-        self._parts = None
+        self._columns = None
 
     def own_columns(self, row: Tensor) -> Tensor:
         """This process's columns [c] of a whole row [P]."""
-        parts = row.new_empty(self._communication.num_processes, self._width(len(row)))
-        _write(parts, row)
-        return parts[self._communication.rank].clone()
+        columns = row.new_empty(self._communication.num_processes, self._width(len(row)))
+        _write(columns, row)
+        return columns[self._communication.rank].clone()
 
     def whole_row(self, columns: Tensor, size: int) -> Tensor:
         """The row [P] of which every process holds its columns [c]; a collective, to be called by all."""
@@ -77,20 +80,20 @@ class PooledRows:
         return memory[:size].view(shape)
 
 
-def _write(parts: Tensor, row: Tensor) -> None:
+def _write(columns: Tensor, row: Tensor) -> None:
     """A row [P] into [R, c], written over what is there."""
-    whole = len(row) // parts.shape[1]
-    body, rest = row[: whole * parts.shape[1]], row[whole * parts.shape[1] :]
-    parts[:whole] = body.view(whole, -1)
-    parts[whole:] = 0
+    whole = len(row) // columns.shape[1]
+    body, rest = row[: whole * columns.shape[1]], row[whole * columns.shape[1] :]
+    columns[:whole] = body.view(whole, -1)
+    columns[whole:] = 0
     if len(rest):
-        parts[whole, : len(rest)] = rest
+        columns[whole, : len(rest)] = rest
 
 
-def _add(parts: Tensor, row: Tensor) -> None:
+def _add(columns: Tensor, row: Tensor) -> None:
     """A row [P] added to [R, c]."""
-    whole = len(row) // parts.shape[1]
-    body, rest = row[: whole * parts.shape[1]], row[whole * parts.shape[1] :]
-    parts[:whole] += body.view(whole, -1)
+    whole = len(row) // columns.shape[1]
+    body, rest = row[: whole * columns.shape[1]], row[whole * columns.shape[1] :]
+    columns[:whole] += body.view(whole, -1)
     if len(rest):
-        parts[whole, : len(rest)] += rest
+        columns[whole, : len(rest)] += rest

@@ -10,8 +10,8 @@ from hf_cgd.gradients import ENGINES
 from hf_cgd.gradients.scope import parse_gradient_layers
 from hf_cgd.metrics import lower_is_better
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
-from hf_cgd.objectives.adaptive import AdaptiveObjective
-from hf_cgd.objectives.base import ABSENT_GROUPS, require_one_of
+from hf_cgd.objectives.adaptive import ABSENT_GROUPS, AdaptiveObjective
+from hf_cgd.objectives.base import require_one_of
 from hf_cgd.objectives.cgd import INTERACTIONS, SCALINGS, SELF_TERMS, VARIANTS
 from hf_cgd.robust_loss.loss import NONFINITE, WEIGHT_TIMINGS
 

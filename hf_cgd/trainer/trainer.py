@@ -17,6 +17,7 @@ from transformers import Trainer
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
+from hf_cgd.arithmetic import DeviceArithmetic
 from hf_cgd.data.collator import GROUP_IDS, GroupCollator, RenamingCollator, SubgroupCollator
 from hf_cgd.data.columns import Column, column_names
 from hf_cgd.data.evaluation_groups import EvaluationGroups
@@ -257,7 +258,7 @@ class GroupRobustTrainer(Trainer):
         self.group_objective = self._build_objective()
         self._set_loss_scaling()
         uncounted = self.groups is not None and self.groups.class_counts is None
-        if "class_counts" in self.group_objective.needs and uncounted:
+        if "class_counts" in self.group_objective.reads and uncounted:
             self._read_training_groups()
         self.robust_loss = self._build_robust_loss()
         if self.robust_loss is None or self.groups is None:
@@ -267,7 +268,7 @@ class GroupRobustTrainer(Trainer):
             self._history = GroupHistory(self.args.output_dir, self.groups.names, self.state.global_step)
         if resumed and saved is not None:
             self.robust_loss.load_state_dict(saved, self._saved_tensors())
-        elif resumed and (self.group_objective.has_weights or self.group_objective.needs):
+        elif resumed and (self.group_objective.has_weights or self.group_objective.reads):
             raise ValueError(
                 "The checkpoint holds no group weights or counters: it was not written by a GroupRobustTrainer with "
                 "groups. Load its model with from_pretrained and start a new run."
@@ -364,7 +365,7 @@ class GroupRobustTrainer(Trainer):
                 recording.enter_context(self._head.recording())
             outputs = split_forward(model, inputs, group_ids) if by_group else model(**inputs)
         needed: dict[str, Tensor] = {}
-        if in_training and self.group_objective.needs:
+        if in_training and self.group_objective.reads:
             outputs, needed = self._needed(outputs, labels, order_of_split(group_ids) if by_group else None)
         losses = self._example_losses(outputs, labels, num_items_in_batch)
         if in_training and self.robust_loss is not None and group_ids is not None:
@@ -535,7 +536,7 @@ class GroupRobustTrainer(Trainer):
         self._head: HeadInput | None = None
         if self.groups is None:
             return None
-        if "features" in self.group_objective.needs:
+        if "features" in self.group_objective.reads:
             self._head = HeadInput(self._network, self._num_outputs())
         communication = self._communication()
         engine = self._gradient_engine(communication) if self.group_objective.needs_gradients else None
@@ -549,7 +550,7 @@ class GroupRobustTrainer(Trainer):
             communication=communication,
             loss_scale=None if self.accelerator.scaler is None else self.accelerator.scaler.get_scale,
             nonfinite=self._option("nonfinite"),
-            keep_on=self.args.device if self._static_shapes else None,
+            arithmetic=DeviceArithmetic(self.args.device) if self._static_shapes else None,
         )
 
     def _communication(self) -> Communication:
@@ -584,7 +585,7 @@ class GroupRobustTrainer(Trainer):
         self._tensor_hooks = None
         parameters = list(self._gradient_scope().values())
         # The fast engine needs one forward pass of the whole batch, and one coefficient for each group.
-        regular = self._option("forward_mode") == "joint" and type(self.group_objective).loss is Objective.loss
+        regular = self._option("forward_mode") == "joint" and self.group_objective.linear_in_losses
         if engine == "per_group" or not regular:
             return PerGroupEngine(parameters)
         return AutoEngine(self._network, parameters, engine, communication.all_agree, static=self._static_shapes)
@@ -651,7 +652,7 @@ class GroupRobustTrainer(Trainer):
                 read, self._group_columns, self._given_groups, smallest
             )
             self._check_labels(read)
-        if self.groups is not None and "class_counts" in self.group_objective.needs:
+        if self.groups is not None and "class_counts" in self.group_objective.reads:
             self._count_classes(read)
         self.eval_groups = EvaluationGroups(self._group_columns, self._option("eval_group_column"), self.groups)
 

@@ -1,0 +1,43 @@
+"""Mean training losses of the groups between two log entries."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hf_cgd.arithmetic import Arithmetic
+from hf_cgd.distributed.communication import Communication
+
+
+class GroupLossLog:
+    """Sums of losses and counts of each group, until somebody asks for the means.
+
+    Args:
+        names: of the K groups.
+        arithmetic: where the sums are kept.
+        communication: sums over the processes.
+    """
+
+    def __init__(self, names: Sequence[str], arithmetic: Arithmetic, communication: Communication) -> None:
+        self._names = names
+        self._arithmetic = arithmetic
+        self._communication = communication
+        self._sums = arithmetic.zeros(2, len(names))
+
+    def add(self, losses: Tensor, group_ids: Tensor) -> Tensor:
+        """Count losses [B] of this process; their sums and counts by group, [2, K]."""
+        values = self._arithmetic.move(losses.detach())
+        both = torch.stack([values, torch.ones_like(values)])
+        sums = both.new_zeros(2, len(self._names)).index_add(1, group_ids.to(self._arithmetic.device), both)
+        self._sums += sums
+        return sums
+
+    def drain(self) -> dict[str, float]:
+        """Means since the last call, by name; groups without examples are left out. A collective."""
+        sums, counts = self._communication.sum(self._sums).to("cpu", torch.float64)
+        self._sums = self._arithmetic.zeros(2, len(self._names))
+        return {
+            name: (total / count).item()
+            for name, total, count in zip(self._names, sums, counts, strict=True)
+            if count > 0
+        }

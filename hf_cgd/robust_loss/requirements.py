@@ -1,0 +1,88 @@
+"""What has to fit together before the first step: objective, groups, engine and options."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from hf_cgd.arithmetic import Arithmetic
+from hf_cgd.data.groups import GroupInfo
+from hf_cgd.gradients import GradientEngine
+from hf_cgd.objectives import Objective
+
+
+def require_that_all_fit(
+    objective: Objective,
+    groups: GroupInfo,
+    parameters: Sequence[nn.Parameter],
+    engine: GradientEngine | None,
+    weight_timing: str,
+    arithmetic: Arithmetic,
+    has_loss_scale: bool,
+) -> None:
+    """Raise a ValueError that names what does not fit; see `GroupRobustLoss` for the arguments."""
+    if objective.needs_gradients and engine is None and not parameters:
+        raise ValueError(
+            f"{type(objective).__name__} compares gradients of the groups and needs `parameters` to take them "
+            "over; pass gradient_scope(model).values()."
+        )
+    if groups.counts is None and objective.needs_group_counts:
+        raise ValueError(
+            f"adjustment > 0 needs the number of training examples of each group, but only the names "
+            f"{list(groups.names)} are known. Pass groups=GroupInfo(names, counts)."
+        )
+    comes_late = engine is not None and engine.timing == "after_backward"
+    if comes_late:
+        _require_late_gradients_to_do(objective, weight_timing)
+    if not arithmetic.reads_values:
+        _require_fixed_shapes(objective, comes_late or has_loss_scale)
+    _require_large_enough_groups(objective, groups)
+
+
+def _require_late_gradients_to_do(objective: Objective, weight_timing: str) -> None:
+    if weight_timing != "next":
+        raise ValueError(
+            "Tensor hooks give the group gradients after the backward pass, when it is too late for the weights of "
+            f"the same step: expected weight_timing='next', got {weight_timing!r}."
+        )
+    if "self_products" in objective.statistics:
+        raise ValueError(
+            "Tensor hooks see the gradients of whole groups only: expected self_term='one', got 'split_half'. Leave "
+            "self_term unset, or train without sharding (DDP)."
+        )
+    if not objective.linear_in_losses:
+        raise ValueError(
+            f"Tensor hooks tell a group's gradient by dividing by the group's weight, but {type(objective).__name__} "
+            "has a loss() of its own. Train without sharding (DDP)."
+        )
+    if not objective.keeps_weights_positive:
+        raise ValueError(
+            "min_weight=0 lets a group's weight vanish, and with it the gradient that tensor hooks see. Expected "
+            "min_weight > 0, or None for the default."
+        )
+
+
+def _require_fixed_shapes(objective: Objective, hooks_or_scaler: bool) -> None:
+    reasons = {
+        "tensor hooks or a GradScaler": hooks_or_scaler,
+        "self_term='split_half'": "self_products" in objective.statistics,
+        "interaction_momentum > 0": "averages" in objective.statistics,
+    }
+    for name in [name for name, holds in reasons.items() if holds]:
+        raise ValueError(
+            f"{name} cannot be had on XLA devices: its shapes depend on which groups a batch holds, and each would be "
+            "compiled anew. Leave the option unset, or train on another device."
+        )
+
+
+def _require_large_enough_groups(objective: Objective, groups: GroupInfo) -> None:
+    if "class_counts" in objective.reads and groups.class_counts is None:
+        raise ValueError(
+            f"{type(objective).__name__} needs the number of training examples of each class in each group, which is "
+            "not known. Pass groups=GroupInfo(names, counts, class_counts=...) with one row of K numbers per class."
+        )
+    small = [n for n, c in zip(groups.names, groups.counts or (), strict=False) if c < objective.min_group_size]
+    if small and len(groups) > 1:
+        raise ValueError(
+            f"{type(objective).__name__} needs at least {objective.min_group_size} training examples in each group, "
+            f"but these have fewer: {', '.join(small[:20])}. Merge or drop small groups."
+        )

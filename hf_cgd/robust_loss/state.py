@@ -1,0 +1,159 @@
+"""All that a run remembers from step to step, and its form in a checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cgd.arithmetic import Arithmetic
+from hf_cgd.data.groups import GroupInfo
+from hf_cgd.distributed.communication import Communication
+from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.averages import RunningAverages
+from hf_cgd.robust_loss.interactions import MAX_GROUPS, GroupInteractions
+
+AVERAGE_PREFIX = "average_gradient."
+"""In the names of a checkpoint's tensors, before that of the group."""
+
+
+@dataclass
+class LossState:
+    """What moves in a run.
+
+    Attributes:
+        alpha: group weights [K], None for an objective without weights.
+        interactions: mean cosines between the groups' gradients so far; None without gradients, and for many groups.
+        averages: running averages of the groups' gradients and losses; None where there are none.
+        steps: optimizer steps so far.
+        updates: weight updates so far.
+        skipped_updates: weight updates that were left out, because a loss or gradient was not finite.
+    """
+
+    alpha: Tensor | None
+    interactions: GroupInteractions | None = None
+    averages: RunningAverages | None = None
+    steps: int = 0
+    updates: int = 0
+    skipped_updates: int = 0
+
+    @classmethod
+    def at_start(
+        cls, objective: Objective, groups: GroupInfo, arithmetic: Arithmetic, communication: Communication
+    ) -> "LossState":
+        """First weights, nothing counted."""
+        alpha: Tensor | None = None
+        if objective.has_weights:
+            alpha = arithmetic.move(objective.initial_weights(groups.counts_tensor()))
+        state = cls(alpha)
+        if objective.needs_gradients and len(groups) <= MAX_GROUPS:
+            state.interactions = GroupInteractions(len(groups), arithmetic.device, arithmetic.dtype)
+        if "averages" in objective.statistics:
+            state.averages = RunningAverages(len(groups), objective.average_kept, communication)
+        return state
+
+    def copy(self) -> "LossState":
+        """The state as it is now, whatever becomes of this one."""
+        return LossState(
+            self.alpha,
+            None if self.interactions is None else self.interactions.copy(),
+            None if self.averages is None else self.averages.copy(),
+            self.steps,
+            self.updates,
+            self.skipped_updates,
+        )
+
+    def take_back(self, before: "LossState") -> None:
+        """Undo the update since `before`, a copy of then."""
+        self.alpha, self.interactions = before.alpha, before.interactions
+        if self.averages is not None and before.averages is not None:
+            self.averages.rows, self.averages.losses = before.averages.rows, before.averages.losses
+        self.leave_out(1)
+
+    def leave_out(self, updates: int) -> None:
+        """Of the updates that were counted, this many left the weights as they were."""
+        self.updates -= updates
+        self.skipped_updates += updates
+
+    def to_dict(self, objective: Objective, groups: GroupInfo) -> dict[str, Any]:
+        """What a checkpoint needs, JSON-ready and exact; gradients come beside it, as tensors."""
+        return {
+            "objective": objective.identity(),
+            "groups": groups.to_dict(),
+            "alpha": None if self.alpha is None else self.alpha.tolist(),
+            "steps": self.steps,
+            "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
+            "average_losses": None if self.averages is None else self.averages.losses.tolist(),
+            "interactions": None if self.interactions is None else self.interactions.state_dict(),
+        }
+
+    def tensors(self, groups: GroupInfo) -> dict[str, Tensor]:
+        """The large part, by name: averaged gradients, whole on every process; a collective."""
+        if self.averages is None:
+            return {}
+        return {f"{AVERAGE_PREFIX}{name}": row for name, row in self.averages.whole_rows(groups.names).items()}
+
+    def load(
+        self,
+        saved: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        objective: Objective,
+        groups: GroupInfo,
+        gradients_on: torch.device,
+    ) -> None:
+        """Take over what `to_dict` and `tensors` gave; groups are matched by name, in any order.
+
+        Args:
+            saved, tensors: what was saved.
+            objective, groups: those of this run; this state is that of its start.
+            gradients_on: the device of the gradients.
+
+        Raises:
+            ValueError: other groups or another objective than those of the saved run.
+        """
+        _require_the_same(saved, objective, groups)
+        names = list(saved["groups"]["names"])
+        order = [names.index(name) for name in groups.names]
+        if self.interactions is not None and saved["interactions"] is not None:
+            self.interactions.load_state_dict(saved["interactions"], order)
+        if self.alpha is not None:
+            self.alpha = torch.tensor(saved["alpha"], dtype=torch.float64)[order].to(self.alpha)
+        if self.averages is not None and saved["average_losses"] is not None:
+            self.averages.losses = torch.tensor(saved["average_losses"], dtype=torch.float64)[order]
+            rows = {name.removeprefix(AVERAGE_PREFIX): row for name, row in tensors.items()}
+            self.averages.load_rows(rows, groups.names, gradients_on)
+        self.steps, self.updates = saved["steps"], saved["updates"]
+        self.skipped_updates = saved["skipped_updates"]
+
+
+def _require_the_same(saved: Mapping[str, Any], objective: Objective, groups: GroupInfo) -> None:
+    names = list(saved["groups"]["names"])
+    if set(names) != set(groups.names):
+        raise ValueError(
+            f"The checkpoint was trained with the groups {names}, but the training data has "
+            f"{list(groups.names)}. Resume with the same groups, or start a new run from the saved model."
+        )
+    theirs, own = saved["objective"], objective.identity()
+    way_out = "Resume with the same objective, or start a new run from the saved model."
+    if not isinstance(theirs, Mapping):
+        raise ValueError(
+            f"The checkpoint tells of its objective only the name {theirs!r}, as versions before 0.2 wrote it, so it "
+            f"cannot be known whether it is the present one. {way_out}"
+        )
+    if theirs["class"] != own["class"]:
+        raise ValueError(
+            f"The checkpoint was trained with objective={theirs['name']!r} ({theirs['class']}), but this run has "
+            f"{own['name']!r} ({own['class']}). {way_out}"
+        )
+    differing = [
+        f"{name} {theirs['knobs'].get(name)!r} -> {value!r}"
+        for name, value in own["knobs"].items()
+        if theirs["knobs"].get(name) != value
+    ]
+    if differing or theirs["knobs"].keys() != own["knobs"].keys():
+        raise ValueError(
+            f"The checkpoint was trained with other options of objective={own['name']!r}: {', '.join(differing)}. "
+            f"{way_out}"
+        )

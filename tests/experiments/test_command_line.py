@@ -1,0 +1,125 @@
+"""`python -m hf_cgd.experiments`, and the grids that come along."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grids import RECIPE, starts
+from paths import RECIPES, ROOT
+
+from hf_cgd import GroupRobustConfig
+from hf_cgd.experiments import PRESETS
+from hf_cgd.experiments.__main__ import _preset, main
+
+# ---- The command line -----------------------------------------------------------------------------------------------
+
+
+def options_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "experiment.json").read_text())["options"]
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [RECIPE, "--objectives", "erm", "cgd", "--values", "step_size=1,0.1", "--conditions", "ratio=2,50"]
+    words += ["--seeds", "0", "1", "--output_dir", str(tmp_path), "--workers", "2"]
+    assert main([*words, "--", "--group_column", "label", "place", "--bf16"]) == 0
+    printed = capsys.readouterr().out
+    # Score .5 + .1 step + .01 seed - .001 ratio, .05 less on test: (60 + 61) / 2 - .2 - 5.
+    assert "| cgd | 90.0 (0.0) |" in " ".join(printed.split()) and "55.3 (0.7)" in printed and "50.5 (0.7)" in printed
+    assert "ratio=2 worst_group_accuracy" in printed and "step_size=1 *" in printed
+    told = options_in(tmp_path / "ratio=2/cgd_step_size=0.1/seed-1")
+    assert told["group_column"] == ["label", "place"] and told["bf16"] is True and told["step_size"] == 0.1
+    assert told["metric_for_best_model"] == "worst_group_accuracy" and told["load_best_model_at_end"] is True
+    assert (
+        "55.3 (0.7)" in (tmp_path / "tables.md").read_text() and "\\toprule" in (tmp_path / "tables.tex").read_text()
+    )
+    pictures = {path.name for path in tmp_path.glob("*.png")}
+    assert pictures == {"groups_0.png", "groups_1.png", "conditions.png"}
+    before = starts(tmp_path)
+    assert main([*words, "--table", "--", "--group_column", "label", "place", "--bf16"]) == 0
+    assert capsys.readouterr().out == printed and starts(tmp_path) == before
+
+
+def test_command_line_with_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        f"recipe: {RECIPE}\nobjectives: [erm, cgd]\nvalues: {{step_size: [1e-1, 1.0]}}\nseeds: [0]\n"
+        "columns: [worst_group_accuracy]\noptions: {ratio: 10}\n"
+    )
+    assert main([str(file), "--objectives", "erm", "--output_dir", str(tmp_path / "runs")]) == 0
+    assert list(starts(tmp_path / "runs")) == ["erm/seed-0"], "values that only CGD has are left out with it"
+    assert "| erm | 44.0 | 1 |" in " ".join(capsys.readouterr().out.split())
+    assert main([str(file), "--output_dir", str(tmp_path / "runs"), "--values", "step_size=0.5"]) == 0
+    assert sorted(starts(tmp_path / "runs")) == ["cgd_step_size=0.5/seed-0", "erm/seed-0"]
+    assert main([str(file), "--output_dir", str(tmp_path / "more"), "--", "--step_size", "2"]) == 0
+    assert sorted(starts(tmp_path / "more")) == ["cgd/seed-0", "erm/seed-0"], "what is fixed is not searched"
+    assert options_in(tmp_path / "more/cgd/seed-0")["step_size"] == 2
+    assert "step_size" not in options_in(tmp_path / "more/erm/seed-0")
+
+
+def test_failures_end_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "broken").touch()
+    words = [RECIPE, "--objectives", "erm", "--seeds", "0", "--output_dir", str(tmp_path / "runs")]
+    assert main([*words, "--", "--fail", "erm", "--broken", str(tmp_path / "broken")]) == 1
+    told = capsys.readouterr().err
+    assert "erm/seed-0: ended with 1" in told and "the disk is full" in told and "1 runs failed" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mnist"], "Expected a preset .colored_mnist, .*got 'mnist'"),
+        ([RECIPE, "--fast"], "--fast: .* has no small version"),
+        ([RECIPE, "--values", "step_size"], "Expected NAME=VALUE,VALUE, got 'step_size'"),
+        ([RECIPE, "--", "label"], "options of the recipe .*got 'label'"),
+        ([RECIPE, "--workers", "0"], "--workers must be at least 1"),
+        ([RECIPE, "--objectives", "magic"], "got magic"),
+    ],
+)
+def test_wrong_command_lines_say_so(words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit, match=message):
+        main(words)
+
+
+# ---- Presets --------------------------------------------------------------------------------------------------------
+
+
+GRIDS = {path.name: path for path in sorted((RECIPES / "grids").glob("*.yaml"))}
+
+
+@pytest.mark.parametrize("name", [*PRESETS, *GRIDS])
+def test_grids_that_come_along_name_options_that_their_recipe_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    preset = _preset(str(GRIDS.get(name, name)))
+    grids = [preset.grid, preset.quick().grid] if name in PRESETS else [preset.grid]
+    own = runpy.run_path(grids[0].recipe)["Options"]
+    known = {field.name for kind in (own, GroupRobustConfig) for field in fields(kind)}
+    for grid in grids:
+        assert grid.search_runs() and all(grid.options_of(run).keys() <= known for run in grid.search_runs())
+    if name in PRESETS:
+        assert len(preset.quick().grid.search_runs()) <= 18 and not preset.quick().published
+
+
+def test_published_grids() -> None:
+    grid = PRESETS["colored_mnist"].grid
+    assert [len(grid.points(name)) for name in grid.objectives] == [6, 6, 24, 24, 24] and grid.seeds == (0, 1, 2)
+    conditions = {"setting=noise", "setting=rotation", "setting=spurious"}
+    assert {key[0] for key in PRESETS["mnist_settings"].published} == conditions
+    assert PRESETS["colored_mnist"].published["", "cgd"] == ("78.6 (0.5)", "65.6 (5.9)")
+
+
+def test_a_real_recipe(tmp_path: Path) -> None:
+    """The table holds the numbers of the runs, read from their own files."""
+    words = ["multinli", "--fast", "--objectives", "cgd", "--values", "step_size=0.1", "--output_dir", str(tmp_path)]
+    told = ["--use_cpu", "--max_steps", "3", "--eval_strategy", "no", "--load_best_model_at_end", "false"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "hf_cgd.experiments", *words, "--", *told]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    report = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/group_report.json").read_text())["test"]["overall"]
+    row = f"| cgd | {100 * report['accuracy']:.1f} | {100 * report['worst_group_accuracy']:.1f} | step_size=0.1, 1 |"
+    assert row in " ".join(done.stdout.split())

@@ -1,0 +1,162 @@
+"""Running a grid: what is run, what is run again, and what is left alone."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grids import RECIPE, run, small, starts
+from paths import ROOT
+
+from hf_cgd.experiments import Grid, load_results
+from hf_cgd.experiments.workers import worker_environments
+
+
+def test_a_grid_is_run_once(tmp_path: Path) -> None:
+    outcome = run(small(), tmp_path)
+    assert not outcome.failures and len(outcome.results) == 6
+    assert starts(tmp_path) == {each.name: ["None"] for each in small().search_runs()}
+    scores = {c.objective: (c.point, round(c.score, 6)) for c in outcome.choices}
+    assert scores == {"erm": ((), 0.504), "cgd": ((("step_size", 1),), 0.604)}
+    assert run(small(), tmp_path).choices == outcome.choices
+    assert all(len(times) == 1 for times in starts(tmp_path).values()), "nothing that has finished is run again"
+    assert tuple(load_results(small(), tmp_path)) == outcome.results
+    left = {path.name for path in (tmp_path / "erm/seed-0").iterdir()}
+    assert left == {"starts.txt", "log.txt", "experiment.json", "group_report.json"}, "models are not kept"
+
+
+def test_models_are_kept_on_demand(tmp_path: Path) -> None:
+    run(Grid(RECIPE, ("erm",), seeds=(0,)), tmp_path, keep_models=True)
+    assert (tmp_path / "erm/seed-0/model.safetensors").exists() and (tmp_path / "erm/seed-0/checkpoint-5").exists()
+
+
+def test_more_seeds_are_run_for_what_was_chosen_only(tmp_path: Path) -> None:
+    outcome = run(small(seeds=(1, 2, 3), search_seeds=(0,)), tmp_path)
+    assert sorted(starts(tmp_path)) == sorted(
+        [
+            "cgd_step_size=0.1/seed-0",
+            *(f"cgd_step_size=1/seed-{s}" for s in range(4)),
+            *(f"erm/seed-{s}" for s in range(4)),
+        ]
+    )
+    assert [[r.run.seed for r in choice.results] for choice in outcome.choices] == [[1, 2, 3]] * 2
+
+
+def test_other_options_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    run(small(), tmp_path)
+    before = starts(tmp_path)
+    with pytest.raises(ValueError, match=r"with other options: ratio None \(now 5\)\. .*another output_dir"):
+        run(small(options={"ratio": 5}, seeds=(0, 1, 2)), tmp_path)
+    assert starts(tmp_path) == before
+
+
+def test_a_failed_run_costs_nobody_else_and_is_tried_again(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    grid = small(options={"fail": "cgd_step_size=1/seed-1", "broken": str(broken)})
+    outcome = run(grid, tmp_path / "runs", workers=2)
+    (failure,) = outcome.failures
+    assert "ended with 1" in str(failure) and "the disk is full" in str(failure) and failure.log.exists()
+    assert len(outcome.results) == 5
+    assert {c.objective: c.point for c in outcome.choices}["cgd"] == (("step_size", 0.1),), "of what has finished"
+    broken.unlink()
+    again = run(grid, tmp_path / "runs")
+    assert not again.failures and len(again.results) == 6
+    assert sorted(len(times) for times in starts(tmp_path / "runs").values()) == [1, 1, 1, 1, 1, 2]
+
+
+def test_an_interrupted_run_goes_on_from_its_last_complete_checkpoint(tmp_path: Path) -> None:
+    grid = Grid(RECIPE, ("erm",), seeds=(0,))
+    run(grid, tmp_path, keep_models=True)
+    folder = tmp_path / "erm/seed-0"
+    state = json.loads((folder / "experiment.json").read_text())
+    del state["result"]
+    (folder / "experiment.json").write_text(json.dumps(state))
+    (folder / "checkpoint-9").mkdir()
+    run(grid, tmp_path)
+    assert starts(tmp_path)["erm/seed-0"] == ["None", str(folder / "checkpoint-5")]
+
+
+def test_a_recipe_without_a_report_is_a_failure(tmp_path: Path) -> None:
+    silent = tmp_path / "silent.py"
+    silent.write_text("")
+    (failure,) = run(Grid(str(silent), ("erm",), seeds=(0,)), tmp_path / "runs").failures
+    assert "wrote no group_report.json" in str(failure)
+    with pytest.raises(FileNotFoundError, match="path of a recipe, got 'recipes/mnist.py'"):
+        run(Grid("recipes/mnist.py"), tmp_path)
+    with pytest.raises(ValueError, match="workers must be at least 1"):
+        run(small(), tmp_path, workers=0)
+
+
+def test_workers_work_side_by_side(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    grid = Grid(RECIPE, ("erm",), seeds=(0, 1, 2), options={"begun": str(begun), "wait_for": 3})
+    assert len(run(grid, tmp_path / "runs", workers=3).results) == 3, "each has waited for the two others"
+
+
+def test_each_worker_has_its_share_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    own = worker_environments(3)
+    assert [(e["CUDA_VISIBLE_DEVICES"], e["OMP_NUM_THREADS"]) for e in own] == [("2", "2"), ("5", "2"), ("2", "2")]
+    assert worker_environments(1)[0]["CUDA_VISIBLE_DEVICES"] == "2,5"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert worker_environments(2)[0]["OMP_NUM_THREADS"] == "1"
+
+
+def program(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "hf_cgd.experiments", RECIPE, "--objectives", "erm", "--seeds", "0"]
+    return subprocess.Popen(
+        [*command, "--output_dir", str(folder), *words],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("waited for a minute in vain")
+
+
+def processes_of(folder: Path) -> list[int]:
+    found = []
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and f"{folder}/erm/seed-0".encode() in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc to look for processes")
+def test_stopped_and_killed_programs(tmp_path: Path) -> None:
+    """One that is told to stop stops its runs. One that is killed leaves a run, which keeps others off its folder."""
+    folder = tmp_path / "runs"
+    stopped = program(folder, "--", "--hang")
+    wait_until(lambda: (folder / "erm/seed-0/starts.txt").exists())
+    stopped.terminate()
+    assert stopped.wait(60) != 0
+    wait_until(lambda: not processes_of(folder))
+    killed = program(folder, "--", "--hang")
+    wait_until(lambda: len(starts(folder).get("erm/seed-0", [])) == 2)
+    killed.kill()
+    killed.wait(60)
+    assert processes_of(folder), "the run goes on"
+    busy = run(Grid(RECIPE, ("erm",), seeds=(0,), options={"hang": True}), folder)
+    assert [each.name for each in busy.busy] == ["erm/seed-0"] and not busy.results
+    for process in processes_of(folder):
+        os.kill(process, signal.SIGKILL)

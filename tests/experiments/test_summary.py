@@ -1,0 +1,89 @@
+"""Tables and pictures of a grid."""
+
+import numpy as np
+import pytest
+from grids import RECIPE, result
+
+from hf_cgd.experiments import Grid, Run, RunResult, choose, result_rows, search_rows
+from hf_cgd.experiments.summary import accuracy_figure, condition_figure, reported_split
+from hf_cgd.metrics.tables import latex
+
+
+def test_the_table_of_results() -> None:
+    grid = Grid(RECIPE, ("erm", "cgd"), {"step_size": [1, 0.1]}, seeds=(0, 1))
+    tests = {("erm", 0): 0.1, ("erm", 1): 0.3}
+    results = [
+        result(
+            run, 0.5 if dict(run.point).get("step_size") == 0.1 else 0.4, tests.get((run.objective, run.seed), 0.75)
+        )
+        for run in grid.search_runs()
+    ]
+    choices = choose(grid, results)
+    rows = result_rows(choices, published={("", "cgd"): ("78.6 (0.5)", "65.6 (5.9)")})
+    assert rows == [
+        ["", "accuracy", "worst_group_accuracy", "chosen, seeds"],
+        ["erm", "90.0 (0.0)", "20.0 (14.1)", "2"],
+        ["cgd", "90.0 (0.0)", "75.0 (0.0)", "step_size=0.1, 2"],
+        ["cgd, paper", "78.6 (0.5)", "65.6 (5.9)", ""],
+    ]
+    assert search_rows(grid, results[:-1], choices)[1:] == [
+        ["erm", "", "40.0 (0.0)", "20.0 (14.1)", "2"],
+        ["cgd", "step_size=1", "40.0 (0.0)", "75.0 (0.0)", "2"],
+        ["cgd", "step_size=0.1 *", "50.0", "75.0", "1 of 2"],
+    ]
+
+
+def test_the_table_says_which_values_were_chosen_where() -> None:
+    grid = Grid(RECIPE, ("cgd",), {"step_size": [1, 0.1]}, {"ratio": [2, 50]}, seeds=(0,))
+    for scores, note in [
+        ([0.9, 0.1, 0.3, 0.2], "step_size=1, 1"),
+        ([0.9, 0.1, 0.2, 0.3], "ratio=2: step_size=1, 1; ratio=50: step_size=0.1, 1"),
+    ]:
+        runs = zip(grid.search_runs(), scores, strict=True)
+        rows = result_rows(choose(grid, [result(run, score, 0.5) for run, score in runs]), ("worst_group_accuracy",))
+        assert rows[0][1:3] == ["ratio=2 worst_group_accuracy", "ratio=50 worst_group_accuracy"] and rows[1][3] == note
+
+
+def test_without_a_test_split_validation_is_reported() -> None:
+    grid = Grid(RECIPE, ("erm",), seeds=(0,))
+    results = [result(grid.search_runs()[0], 0.5)]
+    assert reported_split(results) == "validation"
+    rows = result_rows(choose(grid, results), ("worst_group_accuracy",), split="validation")
+    assert rows[1] == ["erm", "50.0", "1"]
+
+
+def test_latex() -> None:
+    assert latex([["a_b", "50 %"], ["x", "1 (2)"]]) == "\n".join(
+        [
+            r"\begin{tabular}{lr}",
+            r"\toprule",
+            r"a\_b & 50 \% \\",
+            r"\midrule",
+            r"x & 1 (2) \\",
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    )
+
+
+def test_pictures_show_the_chosen_runs() -> None:
+    grid = Grid(RECIPE, ("erm", "cgd"), {}, {"ratio": [2, 1000]}, seeds=(0, 1))
+    results = [
+        RunResult(
+            run,
+            {name: {"worst_group_accuracy": 0.1 * run.seed + (0.5 if run.objective == "cgd" else 0.2)} for name in
+             ("validation", "test")},
+            {"test": [{"name": "a", "accuracy": 0.9}, {"name": "b", "accuracy": 0.25}]},
+            1.0,
+        )
+        for run in grid.search_runs()
+    ]  # fmt: skip
+    choices = choose(grid, results)
+    axes = condition_figure(choices, grid.metric).axes[0]
+    lines = [line for line in axes.get_lines() if len(line.get_xdata()) == 2]
+    found = sorted(np.asarray(line.get_ydata()).round(6).tolist() for line in lines)
+    assert found == [[0.25, 0.25], [0.55, 0.55]] and axes.get_xlabel() == "ratio"
+    bars = accuracy_figure(choices, grid.all_conditions()[1]).axes
+    assert [sorted(round(patch.get_width(), 6) for patch in panel.patches) for panel in bars] == [[0.25, 0.9]] * 2
+    with pytest.raises(ValueError, match="one condition that is a number"):
+        condition_figure(choose(Grid(RECIPE, ("erm",), seeds=(0,)), [result(Run((), "erm", (), 0), 0.5)]), "accuracy")

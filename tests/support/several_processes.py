@@ -1,0 +1,197 @@
+"""Run by every process of tests/trainer/test_distributed.py: trains and evaluates many cases, and writes what came out.
+
+    several_processes.py OUTPUT_DIR DIR_OF_THE_RESUMED_RUN [CASE ...]
+
+`run_case` runs in a single process as well: the twin that several processes have to equal.
+"""
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tiny import parameters_of, text_dataset, tiny_distilbert
+
+import hf_cgd.distributed.communication
+from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+
+GLOBAL_BATCH = 12
+UNEVEN: dict[str, Any] = {"rows": 57, "accelerator_config": {"even_batches": False}}
+"""The last of five batches has 9 rows: 6 and 3 on two processes, 4, 4 and 1 on three."""
+CGD: dict[str, Any] = {"objective": "cgd", "step_size": 0.5}
+CASES: dict[str, dict[str, Any]] = {
+    "erm": {"objective": "erm"},
+    "erm_uw": {"objective": "erm_uw", "adjustment": 2.0},
+    "group_dro": {"objective": "group_dro", "step_size": 0.5},
+    "cgd": CGD,
+    "pgi": {"objective": "pgi", "penalty_weight": 2.0},
+    "irm": {"objective": "irm", "penalty_weight": 5.0, "penalty_anneal_steps": 2},
+    "coral": {"objective": "coral", "penalty_weight": 2.0},
+    "erm uneven": {"objective": "erm", **UNEVEN},
+    "erm_uw uneven": {"objective": "erm_uw", "average_tokens_across_devices": False, **UNEVEN},
+    "group_dro uneven": {"objective": "group_dro", "step_size": 0.5, **UNEVEN},
+    "cgd per_group": {**CGD, **UNEVEN, "gradient_engine": "per_group", "average_tokens_across_devices": False},
+    "cgd single_pass": {**CGD, **UNEVEN, "gradient_engine": "single_pass"},
+    "cgd sketch": {**CGD, **UNEVEN, "gradient_engine": "sketch"},
+    "cgd accumulated": {**CGD, "micro_batches": 2, "weight_timing": "next"},
+    "cgd momentum": {**CGD, "interaction_momentum": 0.8, "save_strategy": "steps", "save_steps": 3},
+    "cgd split halves": {**CGD, "self_term": "split_half"},
+    "cgd checkpointing": {
+        **CGD,
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    },
+    "cgd reduce-scattered": {**CGD, "backend": "another"},
+    "cgd all-reduced": {**CGD, "backend": "without"},
+}
+EVALUATED = ("erm", "cgd")
+SAMPLED_ROWS, SAMPLED_STEPS, SAVED_STEP = 36, 8, 4
+
+
+class Collectives:
+    """Stands in for `torch.distributed` and notes every collective with the bytes that it is given."""
+
+    def __init__(self, backend: str) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def get_backend(self) -> str:
+        return self._backend
+
+    def all_to_all_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
+        self.calls.append(("all_to_all", given.nbytes))
+        dist.all_to_all_single(output, given)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        self.calls.append(("all_reduce", tensor.nbytes))
+        dist.all_reduce(tensor)
+
+    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
+        if self._backend == "without":
+            raise RuntimeError("Backend of this test does not support reduce_scatter")
+        self.calls.append(("reduce_scatter", given.nbytes))
+        dist.reduce_scatter_single(output, given)
+
+
+def groups_of_rows(rows: int) -> list[int]:
+    """Processes hold different groups: the first one group 0 only. Groups 2 and 3 are absent from some batches."""
+    first, second = [0] * 6 + [1, 1, 2, 0, 1, 2], [0] * 6 + [1, 1, 1, 3, 1, 3]
+    return ((first + second) * (rows // 24 + 1))[:rows]
+
+
+def arguments(output_dir: str, world: int, **changes: Any) -> GroupRobustConfig:
+    micro_batches = changes.pop("micro_batches", 1)
+    if world == 1:
+        micro_batches = 1
+    quiet = dict(
+        output_dir=output_dir, group_column="group", max_steps=5, use_cpu=True, report_to=[],
+        per_device_train_batch_size=GLOBAL_BATCH // world // micro_batches, per_device_eval_batch_size=2,
+        gradient_accumulation_steps=micro_batches, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
+        max_grad_norm=0, save_strategy="no", logging_steps=1, disable_tqdm=True, train_sampling_strategy="sequential",
+    )  # fmt: skip
+    return GroupRobustConfig(**{**quiet, **changes})
+
+
+def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict[str, Any]:
+    """Train one of `CASES`; the result is JSON-ready."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    changes = dict(CASES[name])
+    rows = changes.pop("rows", 60)
+    collectives = Collectives(changes.pop("backend", "gloo"))
+    args = arguments(output_dir, world, **changes)
+    data = text_dataset(rows).remove_columns("group").add_column("group", groups_of_rows(rows))
+    trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))
+    original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]
+    try:
+        trainer.train(resume_from_checkpoint=resume_from)
+    finally:
+        hf_cgd.distributed.communication.dist = original
+    others = trainer.accelerator.gather(parameters_of(trainer.model)[None])
+    weights = trainer.group_weights
+    result = {
+        "world": trainer.accelerator.num_processes,
+        "wrapped": type(trainer.model_wrapped).__name__,
+        "parameters": parameters_of(trainer.model).tolist(),
+        "spread": (others - others[0]).abs().max().item(),
+        "weights": None if weights is None else weights.tolist(),
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "group_losses": [
+            {k: v for k, v in entry.items() if k.startswith("group_loss")}
+            for entry in trainer.state.log_history
+            if "loss" in entry
+        ],
+        "engine": getattr(getattr(trainer.robust_loss._engine, "chosen", None), "name", None),
+        "collectives": collectives.calls,
+        "row_size": trainer.robust_loss._estimator.pooled_rows.row_size,
+    }
+    if name in EVALUATED:
+        metrics = trainer.evaluate()
+        result["metrics"] = {k: v for k, v in metrics.items() if "accuracy" in k or "loss" in k or "count" in k}
+        trainer.predict(text_dataset(7, groups=3))
+        result["reports"] = [str(trainer.group_report(prefix)) for prefix in ("eval", "test")]
+    return result
+
+
+class Indices(torch.utils.data.Dataset):
+    """Rows that tell which were read, in order: groups 0, 1, 2 in turn, as many of each."""
+
+    def __init__(self) -> None:
+        self.data = text_dataset(SAMPLED_ROWS, groups=3)
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.read.append(int(index))
+        return self.data[int(index)]
+
+
+def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
+    """Which rows this process reads, in a run of several epochs and in one that is resumed within an epoch."""
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    result: dict[str, Any] = {}
+    for kind, resume_from in (("straight", None), ("resumed", f"{output_dir}/checkpoint-{SAVED_STEP}")):
+        args = arguments(
+            output_dir, world, objective="group_dro", group_sampling=sampling, train_sampling_strategy="random",
+            max_steps=SAMPLED_STEPS, save_strategy="steps" if resume_from is None else "no", save_steps=SAVED_STEP,
+        )  # fmt: skip
+        data = Indices()
+        trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data)
+        # Whatever the processes did with their random states.
+        random.seed(rank)
+        np.random.seed(rank)
+        torch.manual_seed(rank)
+        data.read.clear()
+        trainer.train(resume_from_checkpoint=resume_from)
+        result[kind] = {"read": list(data.read), "weights": trainer.group_weights.tolist()}
+    return result
+
+
+def run_many_groups(output_dir: str) -> dict[str, Any]:
+    """More groups than are logged by name."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    args = arguments(output_dir, world, objective="group_dro", step_size=0.5)
+    trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset(80, groups=40))
+    trainer.train()
+    return {"weights": trainer.group_weights.tolist(), "files": sorted(os.listdir(output_dir))}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, source, cases = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CASES)
+    results: dict[str, Any] = {case: run_case(case, str(folder / case)) for case in cases}
+    checkpoint = str(source / "cgd momentum" / "checkpoint-3")
+    results["resumed"] = run_case("cgd momentum", str(folder / "resumed"), checkpoint)
+    for kind in ("none", "balanced", "weighted") if len(cases) == len(CASES) else ("balanced",):
+        results[kind] = run_sampling(kind, str(folder / kind))
+    results["many groups"] = run_many_groups(str(folder / "many"))
+    (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))

@@ -1,0 +1,102 @@
+"""MultiNLI: hand sentences, small files that the tests write themselves, and the made-up corpus."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from made_files import nli_rows, write_jsonl
+
+from hf_cgd.tasks import multinli, multinli_demo
+
+
+@pytest.mark.parametrize(
+    ("sentence", "negated"),
+    [
+        ("No.", True), ("NOBODY came", True), ("There was no-one there.", True), ("Nothing's left", True),
+        ("He said: 'never'", True), ("I do not know", False), ("I don't", False),
+        ("nowhere to go", False), ("He knows, notes nothingness and knobs", False), ("", False),
+    ],
+)  # fmt: skip
+def test_negation_rule(sentence: str, negated: bool) -> None:
+    assert multinli.has_negation(sentence) is negated
+
+
+def test_multinli_of_local_files(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", nli_rows(["It never rains", "It rains", "Odd", "No"], [2, 0, -1, 1]))
+    Dataset.from_dict(nli_rows(["nothing", "something"], [0, -1])).to_parquet(tmp_path / "validation_matched.parquet")
+    names = ["entailment", "-", "contradiction"]
+    write_jsonl(tmp_path / "validation_mismatched.jsonl", nli_rows(["a", "b", "c"], names))
+    splits = multinli.splits_of(multinli.load(tmp_path))
+    assert {name: len(rows) for name, rows in splits.items()} == {"train": 3, "validation": 1, "test": 2}
+    assert splits["train"]["label"][:] == [2, 0, 1]
+    assert splits["train"]["negation"][:] == [1, 0, 1]
+    assert splits["test"]["label"][:] == [0, 2]
+    assert splits["train"].features["label"].names == list(multinli.LABELS)
+    assert splits["train"].features["negation"].names == ["no", "yes"]
+
+
+def test_resplit_is_a_partition_in_the_published_shares() -> None:
+    parts = {
+        name: Dataset.from_dict(nli_rows([f"{name} {i}" for i in range(size)], [i % 3 for i in range(size)]))
+        for name, size in (("train", 60), ("validation_matched", 20), ("validation_mismatched", 20))
+    }
+    splits = multinli.splits_of(parts, resplit=True, seed=3)
+    assert [len(splits[name]) for name in ("train", "validation", "test")] == [50, 20, 30]
+    everything = [sentence for rows in splits.values() for sentence in rows["hypothesis"]]
+    assert sorted(everything) == sorted(f"{name} {i}" for name, part in parts.items() for i in range(len(part)))
+    again, other = (multinli.splits_of(parts, resplit=True, seed=seed)["train"]["hypothesis"][:] for seed in (3, 4))
+    assert splits["train"]["hypothesis"][:] == again != other
+
+
+def test_multinli_says_what_it_misses(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="^data_dir: expected a folder"):
+        multinli.load(tmp_path / "nowhere")
+    write_jsonl(tmp_path / "train.jsonl", nli_rows(["a"], [0]))
+    with pytest.raises(FileNotFoundError, match=r"named validation_matched, found \['train.jsonl'\]"):
+        multinli.load(tmp_path)
+    write_jsonl(tmp_path / "validation_matched.jsonl", {"premise": ["a"], "label": [1]})
+    with pytest.raises(ValueError, match="'hypothesis' in the validation_matched split, which has"):
+        multinli.load(tmp_path)
+    with pytest.raises(ValueError, match="row 1: expected 0, 1, 2 or entailment"):
+        multinli.splits_of({"train": Dataset.from_dict(nli_rows(["a", "b"], [0, 7]))})
+
+
+def test_multinli_offline_is_three_lines_that_say_what_to_pass() -> None:
+    with pytest.raises(ConnectionError) as error:
+        multinli.load()
+    lines = str(error.value).splitlines()
+    assert len(lines) == 3
+    assert "nyu-mll/multi_nli" in lines[0] and "connection" in lines[0]
+    assert "HF_HUB_OFFLINE is set" in lines[1]
+    assert "Pass data_dir= with" in lines[2] and "source=demo" in lines[2]
+
+
+def test_demo_negation_goes_with_contradiction_in_training_only() -> None:
+    parts = multinli_demo.demo(seed=1)
+    assert parts["train"].to_dict() == multinli_demo.demo(seed=1)["train"].to_dict()
+    splits = multinli.splits_of(parts)
+    shares = {}
+    for split, rows in splits.items():
+        labels, negation = np.asarray(rows["label"][:]), np.asarray(rows["negation"][:])
+        shares[split] = [float(negation[labels == code].mean()) for code in range(3)]
+    assert shares["train"] == pytest.approx([0.02, 0.02, 0.8], abs=0.05)
+    assert shares["test"] == pytest.approx([0.5, 0.5, 0.5], abs=0.12)
+
+
+def test_demo_labels_follow_from_the_words() -> None:
+    """Read back by another rule: what the premise says, what the hypothesis says, and whether that is denied."""
+    opposites = multinli_demo.OPPOSITES | {value: key for key, value in multinli_demo.OPPOSITES.items()}
+    tokenizer = multinli_demo.demo_tokenizer()
+    for row in multinli_demo.demo(seed=0, sizes={"train": 400})["train"]:
+        said = next(word for word in row["premise"].split() if word in opposites)
+        claimed = next(word for word in row["hypothesis"].split() if word in opposites)
+        if " with a " in row["hypothesis"]:
+            expected = "neutral"
+        else:
+            expected = (
+                "contradiction" if (claimed == said) == multinli.has_negation(row["hypothesis"]) else "entailment"
+            )
+        assert multinli.LABELS[row["label"]] == expected, row
+        encoded = tokenizer.encode(row["premise"], row["hypothesis"])
+        assert "[UNK]" not in encoded.tokens and encoded.tokens.count("[SEP]") == 2

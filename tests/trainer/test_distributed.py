@@ -1,0 +1,249 @@
+"""Several processes equal one process on the joined batch: in training, evaluation, sampling and resuming.
+
+Two launches (two and three processes) are shared by all tests; their twins run in the process of the tests.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from paths import PYTHONPATH, RECIPES, SUPPORT
+from several_processes import (
+    CASES,
+    EVALUATED,
+    GLOBAL_BATCH,
+    SAMPLED_ROWS,
+    SAMPLED_STEPS,
+    SAVED_STEP,
+    groups_of_rows,
+    run_case,
+)
+
+from hf_cgd.data.sampling import BalancedGroupSampler, WeightedGroupSampler
+
+# One worker runs them all, since they share the launches.
+pytestmark = pytest.mark.xdist_group("several processes")
+
+TWO_CPUS = RECIPES / "accelerate" / "cpu-2proc.yaml"
+WITH_THREE = (
+    "erm_uw uneven", "group_dro uneven", "cgd per_group", "cgd single_pass", "cgd sketch", "cgd momentum",
+)  # fmt: skip
+RUNS = [(2, case) for case in CASES] + [(3, case) for case in WITH_THREE]
+Results = dict[int, list[dict[str, Any]]]
+
+
+def launch(folder: Path, processes: int, source: Path, *cases: str) -> list[dict[str, Any]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **{k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")},
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": PYTHONPATH,
+    }
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_CPUS), "--num_processes", str(processes)]
+    launcher += ["--main_process_port", str(port)]
+    command = [sys.executable, *launcher, str(SUPPORT / "several_processes.py"), str(folder), str(source), *cases]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    two, three = folder / "two", folder / "three"
+    two.mkdir()
+    three.mkdir()
+    return {2: launch(two, 2, two), 3: launch(three, 3, two, *WITH_THREE)}
+
+
+@pytest.fixture(scope="module")
+def twin(folder: Path) -> Any:
+    """The same case in this process, on the joined batches."""
+    return cache(lambda case: run_case(case, str(folder / "one" / case)))
+
+
+def assert_same_run(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    if theirs["weights"] is not None:
+        assert ours["weights"] == pytest.approx(theirs["weights"], abs=1e-6)
+    assert torch.allclose(torch.tensor(ours["parameters"]), torch.tensor(theirs["parameters"]), atol=1e-5)
+
+
+# ---- Training -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("processes", "case"), RUNS)
+def test_processes_equal_one(results: Results, twin: Any, processes: int, case: str) -> None:
+    """Groups on one process only, a process with one group only, absent groups; uneven last batches where named."""
+    ranks, one = [rank[case] for rank in results[processes]], twin(case)
+    assert (ranks[0]["world"], one["world"]) == (processes, 1)
+    assert ranks[0]["wrapped"] == "DistributedDataParallel"
+    for rank in ranks:
+        assert rank["spread"] == 0.0
+        assert rank["weights"] == ranks[0]["weights"]
+        assert rank["engine"] == one["engine"]
+    assert_same_run(ranks[0], one)
+    if "uneven" not in case and case not in ("cgd per_group", "cgd single_pass", "cgd sketch"):
+        # With uneven batches the Trainer logs the mean of the processes' losses.
+        assert ranks[0]["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    for here, there in zip(ranks[0]["group_losses"], one["group_losses"], strict=True):
+        assert here == pytest.approx(there, rel=1e-5)
+
+
+def test_engines_and_switches_do_what_they_are_named_for(results: Results, twin: Any) -> None:
+    assert [twin(f"cgd {name}")["engine"] for name in ("single_pass", "sketch")] == ["single_pass", "sketch"]
+    assert twin("cgd sketch")["row_size"] == 0
+    two = results[2][0]
+    assert 0 < two["cgd sketch"]["row_size"] < two["cgd single_pass"]["row_size"]
+    weights = [twin(case)["weights"] for case in ("cgd per_group", "cgd sketch", "group_dro uneven")]
+    assert weights[0] != weights[1] != weights[2]
+    assert twin("cgd momentum")["weights"] != pytest.approx(twin("cgd")["weights"], abs=1e-4)
+
+
+# ---- What is sent ---------------------------------------------------------------------------------------------------
+
+
+def expected_collectives(
+    case: str, world: int, row_size: int, present: list[int], votes: int
+) -> list[tuple[str, int]]:
+    """One step after the other; K = 4 groups, float64 statistics, float32 rows, a log at every step."""
+    width = -(-row_size // world)
+    calls = []
+    for step, groups in enumerate(present):
+        # Which half an example is in depends on how many its group has on the processes before.
+        calls.append(("all_reduce", 4 * 8 * (world if case == "cgd split halves" else 1)))
+        if step == 0:
+            calls += [("all_reduce", 4)] * votes
+        if case.startswith("cgd"):
+            rows = {"cgd all-reduced": "all_reduce", "cgd reduce-scattered": "reduce_scatter"}.get(case, "all_to_all")
+            calls.append((rows, world * groups * width * 4))
+            calls.append(("all_reduce", (4 + groups**2) * 8))
+        elif case.startswith("group_dro"):
+            calls.append(("all_reduce", 4 * 8))
+        calls.append(("all_reduce", 2 * 4 * 8))
+    return calls
+
+
+@pytest.mark.parametrize(("processes", "case"), [run for run in RUNS if run[1] not in ("cgd momentum",)])
+def test_collectives_are_the_same_on_all_processes_and_as_large_as_the_formula_says(
+    results: Results, processes: int, case: str
+) -> None:
+    rows = CASES[case].get("rows", 60)
+    groups = groups_of_rows(rows)
+    batches = [Counter(groups[start : start + GLOBAL_BATCH]) for start in range(0, rows, GLOBAL_BATCH)]
+    assert {len(batch) for batch in batches} == {3}
+    rows_of_group = 2 if case == "cgd split halves" else 1
+    present = [sum(min(count, rows_of_group) for count in batch.values()) for batch in batches]
+    votes = 2 if case.startswith("cgd") and case != "cgd per_group" else 0
+    for rank in results[processes]:
+        if case in ("pgi", "irm", "coral"):
+            # Counts, losses and the log as for ERM at each of five steps, and the penalty's own statistics.
+            assert rank[case]["collectives"] == results[processes][0][case]["collectives"]
+            assert len(rank[case]["collectives"]) > len(rank["erm"]["collectives"])
+            continue
+        if case.startswith("erm_uw"):
+            # Fixed weights need no statistics; those that it could move by are summed all the same.
+            assert [size for _, size in rank[case]["collectives"]] == [32, 32, 64] * 5
+            continue
+        expected = expected_collectives(case, processes, rank[case]["row_size"], present, votes)
+        assert [tuple(call) for call in rank[case]["collectives"]] == expected
+
+
+# ---- Resuming -------------------------------------------------------------------------------------------------------
+
+
+def test_running_averages_are_saved_whole_and_resumed_with_any_number_of_processes(
+    results: Results, twin: Any, folder: Path
+) -> None:
+    """Saved by two; resumed by two (bit for bit), three and one; and the whole averages are those of a single run."""
+    straight = results[2][0]["cgd momentum"]
+    again = results[2][0]["resumed"]
+    assert again["weights"] == straight["weights"] and again["parameters"] == straight["parameters"]
+    assert_same_run(results[3][0]["resumed"], straight)
+    checkpoint = folder / "two" / "cgd momentum" / "checkpoint-3"
+    assert_same_run(run_case("cgd momentum", str(folder / "one" / "resumed"), str(checkpoint)), straight)
+    twin("cgd momentum")
+    from safetensors.torch import load_file
+
+    name = Path("cgd momentum") / "checkpoint-3" / "group_gradients.safetensors"
+    ours, theirs = load_file(folder / "two" / name), load_file(folder / "one" / name)
+    assert list(ours) == list(theirs) and len(ours) == 4
+    for key, row in ours.items():
+        assert torch.allclose(row, theirs[key], atol=1e-6) and row.shape == theirs[key].shape
+
+
+# ---- Sampling -------------------------------------------------------------------------------------------------------
+
+
+def test_the_trainers_own_order_is_resumed_in_mid_epoch_too(results: Results) -> None:
+    size = GLOBAL_BATCH // 2
+    for rank in results[2]:
+        straight, resumed = rank["none"]["straight"], rank["none"]["resumed"]
+        rest = straight["read"][SAVED_STEP * size : SAMPLED_STEPS * size]
+        assert resumed["read"][: len(rest)] == rest
+        assert resumed["weights"] == straight["weights"]
+
+
+@pytest.mark.parametrize(("processes", "sampling"), [(2, "balanced"), (2, "weighted"), (3, "balanced")])
+def test_the_order_of_a_sampler_is_dealt_out_once(results: Results, processes: int, sampling: str) -> None:
+    """Whatever their random states, processes share one order; each batch of each is one run of it."""
+    size = GLOBAL_BATCH // processes
+    group_ids = np.arange(SAMPLED_ROWS) % 3
+    kind = BalancedGroupSampler if sampling == "balanced" else WeightedGroupSampler
+    sampler = kind(group_ids, size, seed=42)
+    batches = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        order = list(sampler)
+        batches += [order[start : start + size] for start in range(0, SAMPLED_ROWS, size)]
+    per_epoch = SAMPLED_ROWS // size
+    for number, rank in enumerate(results[processes]):
+        expected = [row for batch in batches[number::processes][:SAMPLED_STEPS] for row in batch]
+        straight, resumed = rank[sampling]["straight"], rank[sampling]["resumed"]
+        assert straight["read"][: len(expected)] == expected
+        rest = expected[SAVED_STEP * size :]
+        assert resumed["read"][: len(rest)] == rest
+        assert resumed["weights"] == straight["weights"]
+        if sampling == "balanced":
+            for batch in batches[number::processes][:SAMPLED_STEPS]:
+                counts = Counter(group_ids[batch].tolist())
+                assert len(counts) == 3 and max(counts.values()) - min(counts.values()) <= 1
+    if sampling == "balanced":
+        first_epoch = [
+            row
+            for rank in results[processes]
+            for row in rank[sampling]["straight"]["read"][: SAMPLED_ROWS // processes]
+        ]
+        assert sorted(first_epoch) == list(range(SAMPLED_ROWS)) and per_epoch % processes == 0
+
+
+# ---- Evaluation -----------------------------------------------------------------------------------------------------
+
+
+def test_padding_rows_are_not_counted(results: Results, twin: Any) -> None:
+    """Seven rows in batches of two over two processes: one row is repeated by the loader."""
+    for case in EVALUATED:
+        for rank in results[2]:
+            metrics = rank[case]["metrics"]
+            assert sum(value for name, value in metrics.items() if "group_count/" in name) == 7
+            assert metrics == pytest.approx(twin(case)["metrics"], rel=1e-4)
+
+
+def test_reports_are_the_same_on_all_processes(results: Results) -> None:
+    for case in EVALUATED:
+        first, second = (rank[case]["reports"] for rank in results[2])
+        assert first == second and all("(worst)" in report for report in first)

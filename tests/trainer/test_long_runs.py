@@ -1,0 +1,222 @@
+"""Long runs: memory that does not grow, weights that keep their sum, logs of bounded size; runs that are killed."""
+
+import gc
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from killed_run import SAVING
+from paths import PYTHONPATH, SUPPORT
+from tiny import parameters_of, text_dataset
+from torch import nn
+
+from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustTrainer, Objective
+from hf_cgd.gradients import AutoEngine
+from hf_cgd.plots import weight_curves
+from hf_cgd.trainer.checkpoints import last_complete_checkpoint
+from hf_cgd.trainer.history import HISTORY_FILE, GroupHistory, read_group_history
+
+Build = Callable[..., GroupRobustTrainer]
+
+
+# ---- Thousands of steps ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::hf_cgd.monitors.GroupRobustWarning")
+@pytest.mark.parametrize(
+    ("objective", "engine"),
+    [
+        (ERM(), None),
+        (ERMUW(adjustment=2.0), None),
+        (GroupDRO(step_size=0.1), None),
+        (CGD(step_size=0.1), None),
+        (CGD(step_size=0.1, interaction_momentum=0.9), "single_pass"),
+        (CGD(step_size=0.1, scaling="gradient"), "sketch"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Objective) else str(value),
+)
+def test_two_thousand_steps(objective: Objective, engine: str | None) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    scope = list(network[2].parameters())
+    robust_loss = GroupRobustLoss(
+        objective, GroupInfo("abcd", [40, 30, 20, 10]), scope,
+        engine=None if engine is None else AutoEngine(network, scope, engine),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(0)
+    marks: list[tuple[int, int, int]] = []
+    for step in range(2000):
+        x, labels = torch.randn(8, 8, generator=generator), torch.randint(0, 2, (8,), generator=generator)
+        group_ids = torch.randint(0, 4, (8,), generator=generator)
+        with robust_loss.recording():
+            logits = network(x)
+        optimizer.zero_grad()
+        robust_loss(F.cross_entropy(logits, labels, reduction="none"), group_ids).backward()
+        optimizer.step()
+        if step % 10 == 0:
+            robust_loss.drain_group_losses()
+        if robust_loss.alpha is not None:
+            assert abs(robust_loss.alpha.sum().item() - 1) < 1e-6
+            assert robust_loss.alpha.min() > 0
+        if step in (499, 1999):
+            del x, labels, group_ids, logits
+            gc.collect()
+            marks.append(
+                (
+                    sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects()),
+                    sys.getallocatedblocks(),
+                    resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+                )
+            )
+    tensors, blocks, resident_kib = (late - early for early, late in zip(*marks, strict=True))
+    assert tensors == 0
+    assert blocks < 500
+    assert resident_kib < 8 * 2**10
+    assert robust_loss.updates == (2000 if objective.has_weights else 0)
+
+
+# ---- Many groups ----------------------------------------------------------------------------------------------------
+
+
+def test_many_groups_are_logged_as_extremes_and_saved_whole(trainer: Build) -> None:
+    run = trainer(
+        {"objective": "group_dro", "step_size": 0.5, "max_steps": 4}, train_dataset=text_dataset(80, groups=40)
+    )
+    run.train()
+    for entry in run.state.log_history[:4]:
+        group_keys = {name for name in entry if name.startswith("group_")}
+        assert group_keys == {"group_loss_min", "group_loss_max", "group_weight_min", "group_weight_max"}
+    folder = Path(run.args.output_dir)
+    entries = read_group_history(folder)
+    assert [entry["step"] for entry in entries] == [1, 2, 3, 4]
+    last = [entries[-1][f"group_weight/{name}"] for name in run.groups.names]
+    assert last == pytest.approx(run.group_weights.tolist(), rel=1e-5)
+    for entry, logged in zip(entries, run.state.log_history, strict=False):
+        weights = [value for name, value in entry.items() if name.startswith("group_weight/")]
+        losses = [value for name, value in entry.items() if name.startswith("group_loss/")]
+        assert len(weights) == 40 and 2 <= len(losses) <= 4
+        assert max(weights) == pytest.approx(logged["group_weight_max"], rel=1e-5)
+        assert min(losses) == pytest.approx(logged["group_loss_min"], rel=1e-5)
+    steps, curves = weight_curves(entries)
+    assert steps.tolist() == [1, 2, 3, 4] and len(curves) == 40
+    # A line of the history costs about ten bytes for each group.
+    assert (folder / HISTORY_FILE).stat().st_size < 6 * 40 * 25
+    run.train()
+    assert [entry["step"] for entry in read_group_history(folder / HISTORY_FILE)] == [1, 2, 3, 4]
+
+
+def test_few_groups_have_no_history(trainer: Build) -> None:
+    run = trainer()
+    run.train()
+    assert not (Path(run.args.output_dir) / HISTORY_FILE).exists()
+
+
+def test_history_survives_a_torn_line_and_other_names(tmp_path: Path) -> None:
+    history = GroupHistory(tmp_path, ["a", "b"], step=0)
+    for step in (1, 2, 3):
+        history.append(step, {"group_weight": {"a": step / 7, "b": 1 - step / 7}, "group_loss": {"b": 0.5}})
+    with open(tmp_path / HISTORY_FILE, "a") as file:
+        file.write('{"step": 4, "group_we')
+    assert read_group_history(tmp_path)[0] == {
+        "step": 1, "group_weight/a": 0.142857, "group_weight/b": 0.857143, "group_loss/b": 0.5,
+    }  # fmt: skip
+    again = GroupHistory(tmp_path, ["b", "a"], step=2)
+    again.append(3, {"group_weight": {"a": 0.25, "b": 0.75}})
+    entries = read_group_history(tmp_path)
+    assert [entry["step"] for entry in entries] == [1, 2, 3]
+    assert entries[1]["group_weight/a"] == pytest.approx(2 / 7, rel=1e-5) and entries[2]["group_weight/a"] == 0.25
+    for line in (tmp_path / HISTORY_FILE).read_text().splitlines():
+        json.loads(line)
+
+
+# ---- Runs that are killed -------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_killed_while_it_saves_loses_the_steps_since_the_last_checkpoint(
+    trainer: Build, tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed"
+    # Bits depend on the number of threads.
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, **threads}
+    command = [sys.executable, str(SUPPORT / "killed_run.py"), str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    assert (folder / "checkpoint-4" / "model.safetensors").exists()
+    assert not (folder / "checkpoint-4" / "trainer_state.json").exists()
+
+    data = text_dataset(80, groups=40)
+    resumed = trainer({**SAVING, "output_dir": str(folder)}, train_dataset=data)
+    resumed.train(resume_from_checkpoint=True)
+    straight = trainer({**SAVING, "output_dir": str(tmp_path / "straight")}, train_dataset=data)
+    straight.train()
+    assert resumed.robust_loss.updates == 6
+    assert torch.equal(resumed.group_weights, straight.group_weights)
+    assert torch.equal(parameters_of(resumed.model), parameters_of(straight.model))
+    assert read_group_history(folder) == read_group_history(tmp_path / "straight")
+    assert last_complete_checkpoint(str(folder)) == str(folder / "checkpoint-6")
+
+
+def spoil(checkpoint: Path, how: str) -> None:
+    state = checkpoint / "trainer_state.json"
+    if how == "no trainer_state.json":
+        state.unlink()
+    elif how == "trainer_state.json is cut off":
+        state.write_text(state.read_text()[:200])
+    else:
+        (checkpoint / "group_gradients.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    "how", ["no trainer_state.json", "trainer_state.json is cut off", "no group_gradients.safetensors"]
+)
+def test_a_checkpoint_that_was_not_finished_is_passed_over(
+    trainer: Build, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trainer(SAVING)
+    run.train()
+    folder = Path(run.args.output_dir)
+    spoil(folder / "checkpoint-6", how)
+    resumed = trainer({**SAVING, "max_steps": 7})
+    with caplog.at_level("WARNING", logger="hf_cgd"):
+        resumed.train(resume_from_checkpoint=True)
+    assert f"checkpoint-6 was not written to its end ({how})" in caplog.text
+    assert resumed._resumed_from == str(folder / "checkpoint-4") and resumed.robust_loss.updates == 7
+    for step in (2, 4, 6, 7):
+        spoil(folder / f"checkpoint-{step}", how)
+    with pytest.raises(
+        ValueError, match=r"No checkpoint in .* is complete: checkpoint-7 .*checkpoint-6 .*checkpoint-4 .*-2"
+    ):
+        trainer(SAVING).train(resume_from_checkpoint=True)
+    if how != "no group_gradients.safetensors":
+        with pytest.raises(ValueError, match=f"checkpoint-4 cannot be resumed: {how}"):
+            trainer(SAVING).train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+
+
+def test_without_any_checkpoint_the_trainer_says_so(trainer: Build) -> None:
+    with pytest.raises(ValueError, match="No valid checkpoint found in output directory"):
+        trainer(SAVING).train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_that_is_written_over_is_not_complete_until_it_is(trainer: Build) -> None:
+    run = trainer(SAVING)
+    run.train()
+    folder = Path(run.args.output_dir)
+    again = trainer(SAVING)
+
+    def fail(folder: str) -> None:
+        raise OSError("disk full")
+
+    again._save_rng_state = fail
+    with pytest.raises(OSError, match="disk full"):
+        again.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    assert last_complete_checkpoint(str(folder)) == str(folder / "checkpoint-4")

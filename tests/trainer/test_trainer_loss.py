@@ -1,0 +1,289 @@
+"""The loss in the Trainer: twins of ERM, accumulation, custom losses, gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import image_dataset, logged, parameters_of, text_dataset, tiny_distilbert
+from torch import nn
+from transformers import TimmWrapperConfig, TimmWrapperForImageClassification, Trainer, TrainingArguments
+
+from hf_cgd import CGD, GroupRobustConfig, GroupRobustTrainer
+
+Build = Callable[..., GroupRobustTrainer]
+
+
+# ---- Twins ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"label_smoothing_factor": 0.1}])
+def test_erm_is_the_plain_trainer_bit_for_bit(config: Callable[..., GroupRobustConfig], changes: dict) -> None:
+    options = dict(objective="erm", optim="adamw_torch", learning_rate=1e-3, max_steps=5, seed=0, **changes)
+    args = config(**options)
+    runs = []
+    for kind in (GroupRobustTrainer, Trainer):
+        run = kind(tiny_distilbert(dropout=0.1), args, train_dataset=text_dataset(32))
+        run.train()
+        runs.append((parameters_of(run.model), logged(run)))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+
+
+def test_group_dro_without_steps_equals_erm_on_balanced_batches(trainer: Build) -> None:
+    runs = []
+    for objective, knobs in (
+        ("erm", {}),
+        ("group_dro", {"step_size": 0.0}),
+        ("erm_uw", {}),
+        ("cgd", {"step_size": 0.0}),
+    ):
+        run = trainer({"objective": objective, "group_sampling": "balanced", "max_steps": 5, **knobs})
+        run.train()
+        runs.append((parameters_of(run.model), logged(run)))
+    for parameters, losses in runs[1:]:
+        assert torch.allclose(parameters, runs[0][0], atol=1e-6)
+        assert losses == pytest.approx(runs[0][1], rel=1e-5)
+
+
+def test_cgd_run_equals_a_plain_loop(trainer: Build) -> None:
+    """The Trainer's run against the update written out by hand: forward, gradients of both groups, alpha, step."""
+    data = text_dataset()
+    run = trainer(
+        {"step_size": 0.5, "gradient_layers": "all", "train_sampling_strategy": "sequential", "max_steps": 4}
+    )
+    run.train()
+    model = tiny_distilbert().train()
+    alpha = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    rows = data.with_format("torch")
+    for step in range(4):
+        batch = rows[4 * step : 4 * step + 4]
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        losses = nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
+        means = [losses[batch["group"] == group].mean() for group in (0, 1)]
+        gradients = []
+        for mean in means:
+            parts = torch.autograd.grad(mean, list(model.parameters()), retain_graph=True)
+            gradients.append(torch.cat([part.flatten() for part in parts]).double())
+        exponents = [
+            sum(
+                (means[i] * means[j]).sqrt().item()
+                * torch.nn.functional.cosine_similarity(gradients[i], gradients[j], dim=0).item()
+                for j in (0, 1)
+            )
+            for i in (0, 1)
+        ]
+        alpha = alpha * torch.tensor([0.5 * e for e in exponents], dtype=torch.float64).exp()
+        alpha = alpha / alpha.sum()
+        loss = sum(weight.item() * mean for weight, mean in zip(alpha, means, strict=True))
+        assert logged(run)[step] == pytest.approx(loss.item(), rel=1e-4)
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+    assert torch.allclose(run.group_weights, alpha, atol=1e-6)
+    assert torch.allclose(parameters_of(run.model), parameters_of(model), atol=1e-6)
+
+
+# ---- Accumulation -----------------------------------------------------------------------------------------------------
+
+
+class Fixed(torch.utils.data.Dataset):
+    """The same four rows over and over."""
+
+    def __init__(self, rows: list[dict[str, Any]], times: int) -> None:
+        self.rows = rows * times
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("objective", ["group_dro", "cgd", "erm_uw", "erm", "pgi", "irm", "coral"])
+@pytest.mark.parametrize("family", ["distilbert", "timm wrapper"])
+def test_accumulating_the_same_micro_batch_changes_nothing(trainer: Build, objective: str, family: str) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        if family == "distilbert":
+            return tiny_distilbert()
+        return TimmWrapperForImageClassification(TimmWrapperConfig(architecture="test_vit", num_labels=2)).eval()
+
+    data = text_dataset() if family == "distilbert" else image_dataset(side=160)
+    rows = [data[row] for row in range(4)]
+    changes = dict(objective=objective, learning_rate=1e-2, max_steps=1, train_sampling_strategy="sequential")
+    if objective in ("group_dro", "cgd"):
+        changes["step_size"] = 0.0
+    moves, losses = [], []
+    for accumulation in (1, 4):
+        run = trainer(
+            {**changes, "gradient_accumulation_steps": accumulation},
+            model=model(),
+            train_dataset=Fixed(rows, accumulation),
+        )
+        start = parameters_of(run.model)
+        run.train()
+        moves.append(parameters_of(run.model) - start)
+        losses.append(logged(run)[0])
+    assert (moves[1].norm() / moves[0].norm()).item() == pytest.approx(1, abs=1e-4)
+    assert (moves[1] - moves[0]).norm() < 1e-3 * moves[0].norm()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_weights_move_once_per_optimizer_step(trainer: Build) -> None:
+    run = trainer({"step_size": 0.1, "gradient_accumulation_steps": 2, "max_steps": 3}, train_dataset=text_dataset(32))
+    run.train()
+    assert run.robust_loss.updates == 3
+    assert run.robust_loss.weight_timing == "next"
+
+
+@pytest.mark.parametrize("objective", ["group_dro", "cgd"])
+def test_micro_batches_of_eight_equal_a_batch_of_32_under_next(trainer: Build, objective: str) -> None:
+    runs = []
+    for accumulation in (1, 4):
+        run = trainer(
+            {
+                "objective": objective,
+                "step_size": 0.5,
+                "weight_timing": "next",
+                "per_device_train_batch_size": 32 // accumulation,
+                "gradient_accumulation_steps": accumulation,
+                "max_steps": 4,
+            },
+            train_dataset=text_dataset(100, groups=3),
+        )
+        run.train()
+        runs.append((parameters_of(run.model), run.group_weights, logged(run)))
+    assert torch.allclose(runs[0][0], runs[1][0], atol=1e-6)
+    assert torch.allclose(runs[0][1], runs[1][1], atol=1e-6)
+    assert runs[0][2] == pytest.approx(runs[1][2], rel=1e-5)
+
+
+def test_short_last_window(trainer: Build) -> None:
+    run = trainer(
+        {
+            "learning_rate": 0.0,
+            "gradient_accumulation_steps": 4,
+            "max_steps": -1,
+            "num_train_epochs": 1,
+            "objective": "group_dro",
+        },
+        train_dataset=text_dataset(24),
+    )
+    run.train()
+    losses = logged(run)
+    assert len(losses) == 2 and losses[0] == pytest.approx(losses[1], abs=1e-2)
+    assert losses[1] > 0.6
+
+
+# ---- Custom losses ----------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_function_of_the_users_own_counts_per_example(trainer: Build) -> None:
+    def doubled(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return 2 * nn.functional.cross_entropy(outputs.logits, labels, reduction="none")
+
+    for objective in ("erm", "group_dro"):
+        changes = {"objective": objective, "learning_rate": 0.0, "gradient_accumulation_steps": 2}
+        plain = trainer(changes, train_dataset=text_dataset(32), eval_dataset=text_dataset())
+        custom = trainer(
+            changes, train_dataset=text_dataset(32), eval_dataset=text_dataset(), compute_loss_func=doubled
+        )
+        plain.train()
+        custom.train()
+        assert logged(custom) == pytest.approx([2 * loss for loss in logged(plain)], rel=1e-4)
+        assert custom.evaluate()["eval_worst_group_loss"] == pytest.approx(
+            2 * plain.evaluate()["eval_worst_group_loss"]
+        )
+
+
+@pytest.mark.parametrize("objective", ["erm", "cgd"])
+def test_a_loss_function_that_averages_is_refused(trainer: Build, objective: str) -> None:
+    def mean(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs.logits, labels)
+
+    with pytest.raises(
+        ValueError, match=r"compute_loss_func must return one loss per example, shape \(4,\).*got \(\)"
+    ):
+        trainer({"objective": objective}, compute_loss_func=mean).train()
+
+
+def test_a_negative_loss_names_its_group(trainer: Build) -> None:
+    def shifted(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs.logits, labels, reduction="none") - 5
+
+    with pytest.raises(ValueError, match=r"group '0' is -4\."):
+        trainer(compute_loss_func=shifted).train()
+
+
+def test_a_batch_without_labels(trainer: Build) -> None:
+    run = trainer()
+    batch = next(iter(run.get_train_dataloader()))
+    batch.pop("labels")
+    with pytest.raises(ValueError, match=r"Expected the batch to hold 'labels', got"):
+        run.compute_loss(run.model.train(), batch)
+
+
+def test_a_batch_without_groups(trainer: Build) -> None:
+    run = trainer()
+    batch = next(iter(run.get_train_dataloader()))
+    batch.pop("group")
+    with pytest.raises(ValueError, match=r"group ids under 'group', got"):
+        run.compute_loss(run.model.train(), batch)
+
+
+def test_compute_loss_can_be_called_by_hand(trainer: Build) -> None:
+    run = trainer({"step_size": 0.1})
+    batch = next(iter(run.get_train_dataloader()))
+    loss, outputs = run.compute_loss(run.model.train(), batch, return_outputs=True)
+    loss.backward()
+    assert outputs["logits"].shape == (4, 2) and run.robust_loss.updates == 1
+
+
+# ---- Gradients --------------------------------------------------------------------------------------------------------
+
+
+def test_gradient_checkpointing_changes_nothing(trainer: Build) -> None:
+    runs = []
+    for checkpointing in (False, True):
+        run = trainer({"gradient_checkpointing": checkpointing, "step_size": 0.5})
+        run.train()
+        runs.append((parameters_of(run.model), run.group_weights))
+    assert torch.allclose(runs[0][0], runs[1][0], atol=1e-6)
+    assert torch.allclose(runs[0][1], runs[1][1], atol=1e-6)
+
+
+def test_group_gradients_leave_grad_clean(trainer: Build) -> None:
+    run = trainer()
+    run.compute_loss(run.model.train(), next(iter(run.get_train_dataloader())))
+    assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+def test_bfloat16_autocast(trainer: Build) -> None:
+    run = trainer({"bf16": True, "step_size": 0.5})
+    run.train()
+    assert bool(run.group_weights.isfinite().all()) and run.group_weights.sum().item() == pytest.approx(1)
+
+
+def test_several_gpus_in_one_process_are_refused(config: Callable[..., GroupRobustConfig]) -> None:
+    args = config()
+    args._n_gpu = 2
+    with pytest.raises(ValueError, match=r"2 GPUs are visible to one process.*accelerate launch"):
+        GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset())
+
+
+def test_hyperparameters_set_between_runs_reach_the_objective(trainer: Build) -> None:
+    run = trainer({"step_size": 0.1})
+    run.args.step_size = 0.7
+    run.train()
+    assert run.group_objective == CGD(step_size=0.7) == run.robust_loss.objective
+
+
+def test_plain_arguments_default_to_cgd(tmp_path: Any) -> None:
+    args = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    assert (
+        GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset(), group_column="group").group_objective
+        == CGD()
+    )
