@@ -17,14 +17,15 @@ from torch import Tensor, nn
 from transformers import DataCollatorWithPadding, default_data_collator
 
 from hf_cgd import gradient_scope
-from hf_cgd.cli.launch import image_classifier, text_classifier
+from hf_cgd.cli import image_classifier, text_classifier
 from hf_cgd.data import sources
 from hf_cgd.data.columns import read_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.functional import cosine_gram
 from hf_cgd.gradients import PerGroupEngine, SketchEngine
 from hf_cgd.models.example_losses import CLASSIFICATION, example_losses
-from hf_cgd.tasks import colored_mnist
+from hf_cgd.tasks import mnist
+from hf_cgd.tasks.colored_mnist import ColoredMNIST
 
 Batch = tuple[dict[str, Tensor], Tensor]
 """Inputs with labels, and group ids."""
@@ -44,10 +45,10 @@ def text_batches(options: argparse.Namespace) -> tuple[nn.Module, Iterator[Batch
 
 def mnist_batches(options: argparse.Namespace) -> tuple[nn.Module, Iterator[Batch]]:
     columns = ["label", "group"]
-    images = colored_mnist.load(options.data_dir)
-    train = colored_mnist.splits_of(images, ratio=10, train_size=4400, validation_size=1000, seed=0)["train"]
+    task = ColoredMNIST(ratio=10, train_size=4400, validation_size=1000, seed=0)
+    train = task.load(options.data_dir)["train"]
     torch.manual_seed(0)
-    model, _ = image_classifier("resnet18", colored_mnist.LABELS, pretrained=False, **colored_mnist.IMAGE_FORMAT)
+    model, _ = image_classifier("resnet18", task.info.label_names, pretrained=False, **mnist.IMAGE_FORMAT)
 
     def collate(rows: dict[str, list]) -> dict[str, Tensor]:
         batch = default_data_collator([dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)])

@@ -13,8 +13,8 @@ from typing import Any
 from transformers import set_seed
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.cli.launch import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
-from hf_cgd.tasks import colored_mnist
+from hf_cgd.cli import image_classifier, parse_command_line, readable_errors, run, task_options
+from hf_cgd.tasks import colored_mnist, mnist
 
 
 @dataclass
@@ -39,16 +39,15 @@ class Options:
 
 
 def defaults(chosen: Namespace) -> dict[str, Any]:
-    own = {"output_dir": "outputs/colored_mnist", "group_column": list(colored_mnist.GROUP_COLUMNS)}
+    options = task_options(colored_mnist.ColoredMNIST(), "paper", chosen.objective)
     # The pixels come with reading, so no column may be taken away before that.
-    return own | BEST_WORST_GROUP | {"remove_unused_columns": False} | colored_mnist.hyperparameters(chosen.objective)
+    return options | {"remove_unused_columns": False}
 
 
 def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, defaults, arguments)
-    with readable_errors(), config.main_process_first():
-        splits = colored_mnist.splits_of(
-            colored_mnist.load(own.data_dir),
+    with readable_errors(own, config), config.main_process_first():
+        task = colored_mnist.ColoredMNIST(
             ratio=own.ratio,
             train_size=own.train_size,
             validation_size=own.validation_size,
@@ -56,8 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
             min_group_size=config.min_group_size,
             seed=config.seed,
         )
+        splits = task.load(own.data_dir)
         set_seed(config.seed)
-        model, _ = image_classifier(own.model, colored_mnist.LABELS, pretrained=False, **colored_mnist.IMAGE_FORMAT)
+        model, _ = image_classifier(own.model, task.info.label_names, pretrained=False, **mnist.IMAGE_FORMAT)
     return run(config, model, splits)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import set_seed
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.cli.launch import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
+from hf_cgd.cli import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
 from hf_cgd.data import sources
 
 DEFAULTS = BEST_WORST_GROUP | {
@@ -41,7 +41,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, DEFAULTS, arguments)
-    with readable_errors(), config.main_process_first():
+    with readable_errors(own, config), config.main_process_first():
         columns = {name: getattr(own, name) for name in ("image_column", "label_column")}
         splits = sources.load_labelled(own.dataset, own.dataset_config, columns, config.group_column, config.seed)
         splits = sources.with_images(splits, own.image_column, own.dataset)

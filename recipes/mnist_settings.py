@@ -13,36 +13,35 @@ from typing import Any
 from transformers import set_seed
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.cli.launch import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
-from hf_cgd.tasks import colored_mnist, mnist_settings
+from hf_cgd.cli import image_classifier, parse_command_line, readable_errors, run, task_options
+from hf_cgd.tasks import mnist
+from hf_cgd.tasks.mnist_settings import TRAIN_COUNTS, VALIDATION_SIZE, Classes, MNISTSettings, SettingName
 
 
 @dataclass
 class Options:
-    setting: str = field(default="noise", metadata={"help": "Which one.", "choices": list(mnist_settings.GROUPS)})
-    classes: int = field(default=2, metadata={"help": "0-4 against 5-9, or the 10 digits."})
+    setting: SettingName = field(default="noise", metadata={"help": "Which one."})
+    classes: Classes = field(default=2, metadata={"help": "0-4 against 5-9, or the 10 digits."})
     model: str = field(default="resnet18", metadata={"help": "A timm architecture, trained from scratch."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder of MNIST's IDX files; None for the Hub."})
-    train_counts: list[int] = field(default_factory=lambda: list(mnist_settings.TRAIN_COUNTS))
-    validation_size: int = mnist_settings.VALIDATION_SIZE
+    train_counts: list[int] = field(default_factory=lambda: list(TRAIN_COUNTS))
+    validation_size: int = VALIDATION_SIZE
 
 
 def defaults(chosen: Namespace) -> dict[str, Any]:
-    own: dict[str, Any] = {"output_dir": f"outputs/mnist_settings/{chosen.setting}", "group_column": ["group"]}
+    options = task_options(MNISTSettings(setting=chosen.setting), "paper", chosen.objective)
     # The pixels come with reading, so no column may be taken away before that.
-    own |= {"remove_unused_columns": False}
-    return own | BEST_WORST_GROUP | mnist_settings.hyperparameters(chosen.setting, chosen.objective)
+    return options | {"output_dir": f"outputs/mnist_settings/{chosen.setting}", "remove_unused_columns": False}
 
 
 def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, defaults, arguments)
-    with readable_errors(), config.main_process_first():
-        data = colored_mnist.load(own.data_dir)
+    with readable_errors(own, config), config.main_process_first():
         sizes: Any = {"train_counts": own.train_counts, "validation_size": own.validation_size}
-        splits = mnist_settings.splits_of(data, own.setting, classes=own.classes, seed=config.seed, **sizes)
+        task = MNISTSettings(setting=own.setting, classes=own.classes, seed=config.seed, **sizes)
+        splits = task.load(own.data_dir)
         set_seed(config.seed)
-        names = mnist_settings.label_names(own.classes)
-        model, _ = image_classifier(own.model, names, pretrained=False, **colored_mnist.IMAGE_FORMAT)
+        model, _ = image_classifier(own.model, task.info.label_names, pretrained=False, **mnist.IMAGE_FORMAT)
     return run(config, model, splits)
 
 

@@ -8,14 +8,15 @@ python recipes/multinli_cgd.py recipes/configs/multinli_paper.yaml --data_dir my
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, PreTrainedTokenizerFast
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.cli.launch import BEST_WORST_GROUP, parse_command_line, readable_errors, run, text_classifier
-from hf_cgd.tasks import multinli
+from hf_cgd.cli import parse_command_line, readable_errors, run, task_options, text_classifier
+from hf_cgd.tasks.multinli import MultiNLI
+from hf_cgd.tasks.multinli_demo import LABELS, demo_tokenizer
 
 
 @dataclass
@@ -25,12 +26,9 @@ class Options:
         default=None,
         metadata={"help": "Folder of train, validation_matched and validation_mismatched (JSONL or Parquet)."},
     )
-    preset: str = field(
+    preset: Literal["sagawa", "paper"] = field(
         default="sagawa",
-        metadata={
-            "help": "Hyperparameters: 'sagawa' (BERT, AdamW) or 'paper' (DistilBERT, SGD).",
-            "choices": ["sagawa", "paper"],
-        },
+        metadata={"help": "Hyperparameters: 'sagawa' (BERT, AdamW) or 'paper' (DistilBERT, SGD)."},
     )
     resplit: bool = field(default=False, metadata={"help": "50/20/30 at random over all parts, by the run's seed."})
     max_length: int = field(default=128, metadata={"help": "Tokens of a pair; longer ones are cut."})
@@ -38,29 +36,28 @@ class Options:
 
 
 def defaults(chosen: Namespace) -> dict[str, Any]:
-    own = {"output_dir": "outputs/multinli", "group_column": list(multinli.GROUP_COLUMNS)}
-    return own | BEST_WORST_GROUP | multinli.HYPERPARAMETERS["demo" if chosen.demo else chosen.preset]
+    return task_options(MultiNLI(), "demo" if chosen.demo else chosen.preset, chosen.objective)
 
 
 def demo_classifier() -> tuple[torch.nn.Module, PreTrainedTokenizerFast]:
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=multinli.demo_tokenizer(),
+        tokenizer_object=demo_tokenizer(),
         **{f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep")},
     )
     size: dict[str, Any] = {"dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 4, "vocab_size": len(tokenizer)}
     size |= dict.fromkeys(("dropout", "attention_dropout", "seq_classif_dropout"), 0.0)
-    config = DistilBertConfig(id2label=dict(enumerate(multinli.LABELS)), **size)
+    config = DistilBertConfig(id2label=dict(enumerate(LABELS)), **size)
     return DistilBertForSequenceClassification(config), tokenizer
 
 
 def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, defaults, arguments)
-    with readable_errors(), config.main_process_first():
-        parts = multinli.demo(config.seed) if own.demo else multinli.load(own.data_dir)
-        splits = multinli.splits_of(parts, own.resplit, config.seed)
+    task = MultiNLI(resplit=own.resplit, seed=config.seed)
+    with readable_errors(own, config, spellings={"source=demo": "--demo"}), config.main_process_first():
+        splits = task.load(source="demo") if own.demo else task.load(own.data_dir)
         torch.manual_seed(config.seed)
         model, tokenizer = (
-            demo_classifier() if own.demo and own.model is None else text_classifier(own.model, multinli.LABELS)
+            demo_classifier() if own.demo and own.model is None else text_classifier(own.model, task.info.label_names)
         )
         splits = splits.map(
             lambda rows: tokenizer(rows["premise"], rows["hypothesis"], truncation=True, max_length=own.max_length),

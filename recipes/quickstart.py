@@ -20,7 +20,7 @@ import colorsys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Options:
     output: str = "out/quickstart/quickstart.png"
     seeds: int = 4
     first_seed: int = 0
-    split: str = "test"
+    split: Literal["validation", "test"] = "test"
     step_size: float | None = None
 
 

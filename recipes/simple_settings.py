@@ -17,7 +17,7 @@ from typing import Any
 from transformers import HfArgumentParser
 
 from hf_cgd import GroupRobustWarning
-from hf_cgd.cli.launch import readable_errors
+from hf_cgd.cli import readable_errors
 from hf_cgd.experiments.studies import simple_settings as simple
 from hf_cgd.plots import points_figure, save_figure, weights_figure
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from transformers import set_seed
 
 from hf_cgd import GroupRobustTrainer
-from hf_cgd.cli.launch import BEST_WORST_GROUP, parse_command_line, readable_errors, run, text_classifier
+from hf_cgd.cli import BEST_WORST_GROUP, parse_command_line, readable_errors, run, text_classifier
 from hf_cgd.data import sources
 
 DEFAULTS = BEST_WORST_GROUP | {
@@ -38,7 +38,7 @@ class Options:
 
 def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, DEFAULTS, arguments)
-    with readable_errors(), config.main_process_first():
+    with readable_errors(own, config), config.main_process_first():
         columns = {name: getattr(own, name) for name in ("text_column", "text_pair_column", "label_column")}
         splits = sources.load_labelled(own.dataset, own.dataset_config, columns, config.group_column, config.seed)
         sources.require_text(splits, [own.text_column, own.text_pair_column])

@@ -36,9 +36,9 @@ def load_labelled(
     """Splits "train", "validation" and, where there is one, "test", with classes in "label".
 
     Args:
-        dataset: see `load_splits`; None, for an option that was not given, is an error.
+        dataset: see `load_splits`; None is an error.
         config_name: configuration of a dataset on the Hub.
-        columns: {option: column} that every split must have, "label_column" among them; None for one that is not set.
+        columns: {argument: column} that every split must have, "label_column" among them; None for none.
         group_columns: columns that the training split must have; None for none.
         seed: of the draw of a validation split, see `with_validation`.
 
@@ -48,8 +48,8 @@ def load_labelled(
     """
     if dataset is None:
         raise ValueError(
-            "--dataset: expected a CSV, JSONL or Parquet file, a folder or the id of a dataset on the Hub, got "
-            "nothing. Say where the data is, for instance --dataset train.csv."
+            "dataset: expected a CSV, JSONL or Parquet file, a folder or the id of a dataset on the Hub, got "
+            "nothing. Say where the data is, for instance dataset=train.csv."
         )
     splits = load_splits(dataset, config_name)
     require_columns_in_splits(splits, columns)
@@ -171,8 +171,7 @@ def require_columns_in_splits(splits: Mapping[str, Dataset], options: Mapping[st
     for split, rows in splits.items():
         for option, column in options.items():
             if column is not None:
-                advice = f"Pass --{option} with one of these."
-                require_columns(rows, [column], f"--{option}", f"{split} split", advice)
+                require_columns(rows, [column], option, f"{split} split", f"Pass {option}= with one of these.")
 
 
 def require_text(splits: Mapping[str, Dataset], columns: Sequence[str | None]) -> None:
@@ -222,7 +221,7 @@ def with_class_labels(splits: DatasetDict, column: str) -> DatasetDict:
     classes: list[Any] = sorted({value for labels in values.values() for value in labels}, key=_by_kind)
     if len(classes if names is None else names) < 2:
         raise ValueError(
-            f"Column {column!r}: expected at least two classes, got only {classes}. Is it the right --label_column?"
+            f"Column {column!r}: expected at least two classes, got only {classes}. Is it the right column of labels?"
         )
     feature = ClassLabel(names=[str(value) for value in classes] if names is None else list(names))
     codes = {value: code for code, value in enumerate(classes)} if names is None else None
@@ -287,7 +286,7 @@ def with_images(splits: DatasetDict, column: str, source: str | Path) -> Dataset
         if not all(isinstance(name, str) for name in names):
             raise ValueError(
                 f"Column {column!r} of the {split} split: expected images or paths of image files, got "
-                f"{rows.features[column]}. Pass --image_column with another one of {rows.column_names}."
+                f"{rows.features[column]}. Name another column, one of {rows.column_names}."
             )
         paths = [str(folder / name) for name in names]
         missing = [path for path in paths if not Path(path).is_file()]

@@ -5,9 +5,11 @@ python -m hf_cgd.experiments --help
 
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.presets import PRESETS, Preset
-from hf_cgd.experiments.runner import Failure, Outcome, load_results, run_grid
+from hf_cgd.experiments.records import load_results
+from hf_cgd.experiments.runner import Outcome, run_grid
 from hf_cgd.experiments.selection import Choice, RunResult, choose
 from hf_cgd.experiments.summary import accuracy_figure, condition_figure, result_rows, search_rows
+from hf_cgd.experiments.workers import Failure
 
 __all__ = [
     "PRESETS",

@@ -12,10 +12,11 @@ from typing import Any
 
 import yaml
 
-from hf_cgd.cli.launch import readable_errors
+from hf_cgd.cli import readable_errors
 from hf_cgd.experiments.grid import Grid, has_option
 from hf_cgd.experiments.presets import PRESETS, Preset
-from hf_cgd.experiments.runner import Outcome, load_results, run_grid
+from hf_cgd.experiments.records import load_results
+from hf_cgd.experiments.runner import Outcome, run_grid
 from hf_cgd.experiments.selection import choose
 from hf_cgd.experiments.summary import (
     COLUMNS,

@@ -35,7 +35,7 @@ class Grid:
 
     Attributes:
         recipe: path of a script that takes the options of `GroupRobustConfig` and writes `group_report.json` to its
-            `--output_dir`, as those that end with `hf_cgd.cli.launch.run` do.
+            `output_dir`, as those that end with `hf_cgd.cli.run` do.
         objectives: names among `hf_cgd.objectives.OBJECTIVES`.
         values: {option: values}. One of them is chosen by validation. A knob of some objectives (`step_size`,
             `adjustment`, `penalty_weight`, …) is searched for those that have it, any other option for all.

@@ -13,7 +13,9 @@ from typing import Any
 from hf_cgd.experiments.grid import Grid
 from hf_cgd.experiments.summary import COLUMNS, Published
 from hf_cgd.objectives import SEARCHED_KNOBS
-from hf_cgd.tasks import colored_mnist, mnist_settings, multinli
+from hf_cgd.tasks.colored_mnist import ColoredMNIST
+from hf_cgd.tasks.mnist_settings import GROUPS, MNISTSettings
+from hf_cgd.tasks.multinli import MultiNLI
 
 STEPS = (1, 0.1, 0.01, 0.001)
 """Step sizes of Group-DRO and CGD, penalty weights of PGI."""
@@ -22,8 +24,8 @@ OPTIMIZATION: Mapping[str, tuple[float, ...]] = MappingProxyType(
 )
 ADJUSTMENTS = (0, 1, 2, 3, 5, 10, 20)
 """Points of [0, 20] for C; the first ones are those of Sagawa et al. (2020)."""
-OBJECTIVES = ("erm", "erm_uw", "pgi", "group_dro", "cgd")
-"""Those of Table 3, in its order."""
+TABLE_3 = ("erm", "erm_uw", "pgi", "group_dro", "cgd")
+"""Objectives of Table 3, in its order."""
 RATIOS = (2, 10, 50, 100, 500, 1000)
 
 
@@ -53,6 +55,7 @@ def _searched(**more: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
     return {**OPTIMIZATION, **dict.fromkeys(SEARCHED_KNOBS, STEPS), **more}
 
 
+_COLORED_MNIST, _MNIST_SETTINGS, _MULTINLI = ColoredMNIST().info, MNISTSettings().info, MultiNLI().info
 _FEW_DIGITS = {"num_train_epochs": 2, "per_device_train_batch_size": 128, "validation_size": 2000}
 _IMAGES = {
     "model": "resnet50", "optim": "sgd", "optim_args": "momentum=0.9", "lr_scheduler_type": "constant",
@@ -64,7 +67,7 @@ def _images(dataset: dict[str, Any], batch_size: int, epochs: int, published: Ma
     """A pretrained ResNet-50 on a data set of the Hub."""
     batches = {"per_device_train_batch_size": batch_size, "num_train_epochs": epochs}
     options = {**_IMAGES, **dataset, **batches}
-    grid = Grid("recipes/image_classification.py", OBJECTIVES, _searched(adjustment=ADJUSTMENTS), options=options)
+    grid = Grid("recipes/image_classification.py", TABLE_3, _searched(adjustment=ADJUSTMENTS), options=options)
     fast = {"values": {}, "seeds": (0,), "options": {"num_train_epochs": 1}}
     return Preset(grid, fast, published=_only_condition(published))
 
@@ -77,21 +80,22 @@ def _only_condition(published: Mapping[str, Sequence[str]]) -> Published:
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "colored_mnist": Preset(
-            Grid("recipes/colored_mnist_cgd.py", OBJECTIVES, _searched()),
+            Grid("recipes/colored_mnist_cgd.py", TABLE_3, _searched(), metric=_COLORED_MNIST.metric),
             {
                 "values": {"step_size": (0.1,), "penalty_weight": (1,)},
                 "seeds": (0,),
                 "options": {**_FEW_DIGITS, "train_size": 5005},
             },
-            published=_only_condition(colored_mnist.PUBLISHED),
+            published=_only_condition(_COLORED_MNIST.published),
         ),
         "colored_mnist_ratios": Preset(
             Grid(
                 "recipes/colored_mnist_cgd.py",
-                OBJECTIVES,
+                TABLE_3,
                 {name: choices for name, choices in _searched().items() if name != "weight_decay"},
                 {"ratio": RATIOS},
                 options={"weight_decay": 0},
+                metric=_COLORED_MNIST.metric,
             ),
             {
                 "values": {"step_size": (0.1,), "penalty_weight": (1,)},
@@ -106,7 +110,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "recipes/mnist_settings.py",
                 ("group_dro", "cgd"),
                 {"step_size": STEPS},
-                {"setting": tuple(mnist_settings.GROUPS)},
+                {"setting": tuple(GROUPS)},
+                metric=_MNIST_SETTINGS.metric,
             ),
             {
                 "values": {"step_size": (0.1,)},
@@ -115,18 +120,20 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             },
             published={
                 (f"setting={setting}", objective): cells
-                for (setting, objective), cells in mnist_settings.PUBLISHED.items()
+                for setting in GROUPS
+                for objective, cells in MNISTSettings(setting=setting).info.published.items()
             },
         ),
         "multinli": Preset(
             Grid(
                 "recipes/multinli_cgd.py",
-                OBJECTIVES,
+                TABLE_3,
                 _searched(adjustment=ADJUSTMENTS),
                 options={"preset": "paper", "resplit": True},
+                metric=_MULTINLI.metric,
             ),
             {"values": {"step_size": (0.1, 0.01), "penalty_weight": (1,)}, "seeds": (0,), "options": {"demo": True}},
-            published=_only_condition(multinli.PUBLISHED),
+            published=_only_condition(_MULTINLI.published),
         ),
         "waterbirds": _images(
             {"dataset": "grodino/waterbirds", "group_column": ["label", "place"]},

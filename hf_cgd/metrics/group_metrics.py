@@ -1,4 +1,10 @@
-"""Group metrics on arrays; their names stand here and nowhere else."""
+"""Group metrics on arrays, and what their names say of them.
+
+Classification: `accuracy`, `worst_group_accuracy`, `mean_group_accuracy`, `adjusted_accuracy`, `group_accuracy/<name>`
+with the bounds of its 95 % Wilson interval `group_accuracy_low/<name>` and `group_accuracy_high/<name>`. Regression:
+`mse`, `pearson`, `worst_group_pearson`, `group_pearson/<name>`. Both: `worst_group_loss`, `group_loss/<name>`,
+`group_count/<name>`.
+"""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,12 +16,13 @@ from hf_cgd.metrics.intervals import wilson_interval
 from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning
 
-INTERVALS = ("group_accuracy_low/", "group_accuracy_high/")
+LOWER_BOUND, UPPER_BOUND = "group_accuracy_low/", "group_accuracy_high/"
+"""Names of the bounds of a group's 95 % interval, before the name of the group."""
 
 
 def is_interval(metric: str) -> bool:
     """Whether a (possibly prefixed) metric name is a bound of an interval, which is kept out of the log line."""
-    return any(name in metric for name in INTERVALS)
+    return LOWER_BOUND in metric or UPPER_BOUND in metric
 
 
 def lower_is_better(metric: str) -> bool:
@@ -48,11 +55,8 @@ def group_metrics(
         problem_type: one of `hf_cgd.models.example_losses.PROBLEM_TYPES`.
 
     Returns:
-        plain floats. Classification: `accuracy`, `worst_group_accuracy`, `mean_group_accuracy`, `adjusted_accuracy`,
-        `group_accuracy/<name>` with the bounds of its 95 % Wilson interval `group_accuracy_low/<name>` and
-        `group_accuracy_high/<name>`. Regression: `mse`, `pearson`, `worst_group_pearson`, `group_pearson/<name>`.
-        Both: `worst_group_loss`, `group_loss/<name>`, `group_count/<name>`. A group without examples is left out, and
-        so is a number that is not defined (a correlation of constants) or not finite, each kind with one warning.
+        plain floats by the names above. A group without examples is left out, and so is a number that is not defined
+        (a correlation of constants) or not finite, each kind with one warning.
 
     Raises:
         ValueError: arrays of different lengths.
@@ -113,8 +117,8 @@ def _accuracy_metrics(
     for name, rows in present.items():
         low, high = wilson_interval(int(correct[rows].sum()), int(rows.sum()))
         metrics[f"group_accuracy/{name}"] = accuracies[name]
-        metrics[f"{INTERVALS[0]}{name}"] = low
-        metrics[f"{INTERVALS[1]}{name}"] = high
+        metrics[f"{LOWER_BOUND}{name}"] = low
+        metrics[f"{UPPER_BOUND}{name}"] = high
     return metrics
 
 

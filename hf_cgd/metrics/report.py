@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hf_cgd.metrics.tables import markdown, plain
+
 COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
 
 
@@ -94,38 +96,19 @@ class GroupReport:
 
     def to_markdown(self) -> str:
         """The table in Markdown, pipes in group names escaped."""
-        table = [{k: v.replace("|", "\\|") for k, v in row.items()} for row in self._table()]
-        widths = _widths(table)
-        lines = [
-            _line(table[0], widths, "| ", " | ", " |"),
-            "|" + "|".join("-" * (w + 2) for w in widths.values()) + "|",
-        ]
-        return "\n".join(lines + [_line(row, widths, "| ", " | ", " |") for row in table[1:]])
+        return markdown(self.cells())
 
     def __str__(self) -> str:
-        table = self._table()
-        widths = _widths(table)
-        head = _line(table[0], widths, "", "  ", "")
-        body = [_line(row, widths, "", "  ", "").rstrip() for row in table[1:]]
         overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items())
-        return "\n".join([f"objective: {self.objective}", head, "-" * len(head), *body, overall])
+        return "\n".join([f"objective: {self.objective}", plain(self.cells()), overall])
 
-    def _table(self) -> list[dict[str, str]]:
-        """Header and rows as text; columns without any entry are left out, the worst group is marked."""
+    def cells(self) -> list[list[str]]:
+        """Head and rows as text; columns without any entry are left out, the worst group is marked."""
         worst = self.worst
-        cells = [row.cells() | ({"group": f"{row.name} (worst)"} if row is worst else {}) for row in self.rows]
-        columns = [name for name in COLUMNS if any(row[name] for row in cells)]
-        return [{name: row[name] for name in columns} for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]]
+        rows = [row.cells() | ({"group": f"{row.name} (worst)"} if row is worst else {}) for row in self.rows]
+        columns = [name for name in COLUMNS if any(row[name] for row in rows)]
+        return [columns, *([row[name] for name in columns] for row in rows)]
 
 
 def _decimals(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
-
-
-def _widths(table: list[dict[str, str]]) -> dict[str, int]:
-    return {name: max(len(row[name]) for row in table) for name in table[0]}
-
-
-def _line(row: dict[str, str], widths: dict[str, int], left: str, between: str, right: str) -> str:
-    cells = [text.ljust(widths[name]) if name == "group" else text.rjust(widths[name]) for name, text in row.items()]
-    return left + between.join(cells) + right

@@ -1,1 +1,55 @@
-"""What is known about each benchmark, a file apiece: data, groups, splits, metric, published hyperparameters."""
+"""The benchmarks, a file with a class each: data, groups, metric, published numbers and hyperparameters."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from datasets import DatasetDict
+
+from hf_cgd.tasks.base import DataSource, Hyperparameters, Task, TaskInfo
+from hf_cgd.tasks.colored_mnist import ColoredMNIST
+from hf_cgd.tasks.mnist_settings import MNISTSettings
+from hf_cgd.tasks.multinli import MultiNLI
+
+TASKS: Mapping[str, type[Task]] = MappingProxyType(
+    {
+        ColoredMNIST.name: ColoredMNIST,
+        MNISTSettings.name: MNISTSettings,
+        MultiNLI.name: MultiNLI,
+    }
+)
+"""Every benchmark by name."""
+
+
+def build_task(name: str, **settings: Any) -> Task:
+    """A benchmark in these settings, the fields of its class.
+
+    Raises:
+        ValueError: an unknown name or setting; the message lists what there is.
+    """
+    if name not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}, got {name!r}.")
+    known = [field.name for field in fields(TASKS[name])]
+    unknown = [setting for setting in settings if setting not in known]
+    if unknown:
+        raise ValueError(f"The settings of {name} are {', '.join(known)}, got {', '.join(unknown)}.")
+    return TASKS[name](**settings)
+
+
+def load_task(
+    name: str, data_dir: str | Path | None = None, source: DataSource | None = None, **settings: Any
+) -> tuple[DatasetDict, TaskInfo]:
+    """The splits of a benchmark and what is known of it, see `Task.load` and `TaskInfo`.
+
+        splits, info = load_task("colored_mnist", "my/mnist", ratio=100)
+
+    Raises:
+        ValueError, FileNotFoundError, ConnectionError: see `build_task` and `Task.load`.
+    """
+    task = build_task(name, **settings)
+    return task.load(data_dir, source), task.info
+
+
+__all__ = ["TASKS", "DataSource", "Hyperparameters", "Task", "TaskInfo", "build_task", "load_task"]

@@ -7,62 +7,84 @@ accuracy of the worst one.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from hf_cgd.data.sources import find_tables, load_from_hub, read_table, require_columns_in_splits, require_text
-
-HUB_ID = "nyu-mll/multi_nli"
-LABELS = ("entailment", "neutral", "contradiction")
-GROUP_COLUMNS = ("label", "negation")
-METRIC = "worst_group_accuracy"
+from hf_cgd.tasks.base import DataSource, Hyperparameters, Task, TaskInfo
+from hf_cgd.tasks.multinli_demo import LABELS, demo
 
 NEGATION_WORDS = frozenset({"nobody", "no", "never", "nothing"})
 FILES = {"train": "train", "validation_matched": "validation", "validation_mismatched": "test"}
 """Name of each part of the corpus (on the Hub, and the stem of a file), and the split it serves as."""
+SPLIT_FRACTIONS = (0.5, 0.2, 0.3)
+"""Train, validation and test of Sagawa et al."""
 
-HYPERPARAMETERS: dict[str, dict[str, Any]] = {
-    "sagawa": {
-        "model": "bert-base-uncased", "optim": "adamw_torch", "learning_rate": 2e-5, "weight_decay": 0.0,
-        "adam_epsilon": 1e-8, "per_device_train_batch_size": 32, "num_train_epochs": 3, "max_length": 128,
-        "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
+HUB_ID = "nyu-mll/multi_nli"
+INFO = TaskInfo(
+    name="multinli",
+    group_columns=("label", "negation"),
+    label_names=LABELS,
+    metric="worst_group_accuracy",
+    splits=("train", "validation", "test"),
+    sources=("hub", "files", "demo"),
+    licence="that of the Open American National Corpus; its fiction CC BY 3.0, CC BY-SA 3.0 and others",
+    citation="Williams, Nangia, Bowman: A broad-coverage challenge corpus for sentence understanding through "
+    "inference. NAACL 2018. Groups: Sagawa, Koh, Hashimoto, Liang: Distributionally robust neural networks for group "
+    "shifts. ICLR 2020.",
+    hub_id=HUB_ID,
+    hyperparameters={
+        # Group-DRO's authors, who train ERM for 20 epochs.
+        "sagawa": Hyperparameters({
+            "model": "bert-base-uncased", "optim": "adamw_torch", "learning_rate": 2e-5, "weight_decay": 0.0,
+            "adam_epsilon": 1e-8, "per_device_train_batch_size": 32, "num_train_epochs": 3, "max_length": 128,
+            "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
+        }),
+        # The CGD paper's backbone, optimizer and batch; it searched learning rate {1e-3, 1e-5}, weight decay
+        # {1e-4, 0.1, 1}, step size {1, 0.1, 0.01, 0.001} and C in [0, 20], and does not state momentum, epochs,
+        # schedule or length.
+        "paper": Hyperparameters({
+            "model": "distilbert-base-uncased", "optim": "sgd", "learning_rate": 1e-3, "weight_decay": 1e-4,
+            "per_device_train_batch_size": 32, "num_train_epochs": 20, "max_length": 128,
+            "lr_scheduler_type": "constant", "max_grad_norm": 0.0,
+        }),
+        # For the made-up corpus and a tiny model.
+        "demo": Hyperparameters({
+            "optim": "adamw_torch", "learning_rate": 1e-3, "weight_decay": 0.0, "per_device_train_batch_size": 64,
+            "num_train_epochs": 8, "max_length": 32, "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
+            "save_strategy": "no", "load_best_model_at_end": False,
+        }),
     },
-    "paper": {
-        "model": "distilbert-base-uncased", "optim": "sgd", "learning_rate": 1e-3, "weight_decay": 1e-4,
-        "per_device_train_batch_size": 32, "num_train_epochs": 20, "max_length": 128,
-        "lr_scheduler_type": "constant", "max_grad_norm": 0.0,
-    },
-    "demo": {
-        "optim": "adamw_torch", "learning_rate": 1e-3, "weight_decay": 0.0, "per_device_train_batch_size": 64,
-        "num_train_epochs": 8, "max_length": 32, "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
-        "save_strategy": "no", "load_best_model_at_end": False,
-    },
-}  # fmt: skip
-"""Published settings, as options of a recipe.
-
-"sagawa": Group-DRO's authors (they train ERM for 20 epochs). "paper": the CGD paper's backbone, optimizer and batch;
-it searched learning rate {1e-3, 1e-5}, weight decay {1e-4, 0.1, 1}, step size {1, 0.1, 0.01, 0.001} and C in [0, 20],
-and does not state momentum, epochs, schedule or length. "demo": for `demo()` and a tiny model.
-"""
-
-PUBLISHED: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
+    # The paper's Table 3: per cent, three seeds.
+    published={
         "erm": ("81.8 (0.4)", "69.0 (1.2)"),
         "erm_uw": ("81.2 (0.1)", "64.8 (1.6)"),
         "pgi": ("80.8 (0.8)", "69.0 (3.3)"),
         "group_dro": ("81.5 (0.1)", "76.6 (0.5)"),
         "cgd": ("81.3 (0.2)", "76.1 (1.5)"),
-    }
-)
-"""MultiNLI in the paper's Table 3 by objective: average and worst group accuracy in per cent, three seeds."""
+    },
+)  # fmt: skip
 
-SPLIT_FRACTIONS = (0.5, 0.2, 0.3)
-"""Train, validation and test of Sagawa et al."""
+
+@dataclass(frozen=True, kw_only=True)
+class MultiNLI(Task):
+    """MultiNLI; `resplit` is explained at `splits_of`."""
+
+    name = INFO.name
+    resplit: bool = False
+
+    @property
+    def info(self) -> TaskInfo:
+        """The same in all settings; the published cells are of a split like that of `resplit`."""
+        return INFO
+
+    def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
+        parts = demo(self.seed) if source == "demo" else load(data_dir)
+        return splits_of(parts, self.resplit, self.seed)
 
 
 def load(data_dir: str | Path | None = None) -> DatasetDict:
@@ -79,13 +101,14 @@ def load(data_dir: str | Path | None = None) -> DatasetDict:
         ConnectionError: the Hub cannot be reached; three lines say what to pass instead.
     """
     if data_dir is None:
-        advice = "Pass --data_dir with a folder of train and validation_matched (.jsonl or .parquet), or try --demo."
+        advice = (
+            "Pass data_dir= with a folder of train and validation_matched (.jsonl or .parquet), or source=demo for "
+            "made-up sentences."
+        )
         parts = load_from_hub(HUB_ID, advice)
         return DatasetDict({name: parts[name] for name in FILES})
     if not Path(data_dir).is_dir():
-        raise FileNotFoundError(
-            f"--data_dir: expected a folder with the files of MultiNLI, but there is no {data_dir}."
-        )
+        raise FileNotFoundError(f"data_dir: expected a folder with the files of MultiNLI, but there is no {data_dir}.")
     tables = find_tables(data_dir, FILES)
     missing = [name for name in ("train", "validation_matched") if name not in tables]
     if missing:
@@ -155,66 +178,3 @@ def _grouped(rows: Dataset) -> Dataset:
     negation = [int(has_negation(sentence)) for sentence in rows["hypothesis"][:]]
     rows = rows.cast_column("label", ClassLabel(names=list(LABELS)))
     return rows.add_column("negation", negation, feature=ClassLabel(names=["no", "yes"]))
-
-
-# ---- A made-up corpus of the same kind ------------------------------------------------------------------------------
-
-PEOPLE = {"man": "person", "woman": "person", "cook": "person", "cat": "animal", "horse": "animal"}
-OPPOSITES = {"sleeps": "wakes", "stands": "sits", "laughs": "cries", "wins": "loses", "arrives": "leaves"}
-PLACES = ("garden", "kitchen", "street", "station", "hall")
-COMPANIONS = ("friend", "child", "neighbour")
-NEGATED_SHARE = {"train": {"contradiction": 0.8, "entailment": 0.02, "neutral": 0.02}}
-"""How often a hypothesis is negated in training; half of the time in the other parts."""
-
-
-def demo(seed: int = 0, sizes: Mapping[str, int] | None = None) -> DatasetDict:
-    """Pairs of simple sentences whose label follows from their words, and in training mostly from a negation as well.
-
-    Args:
-        seed: of the draw.
-        sizes: examples of each part; 3000 to train on and 600 in each of the others by default.
-    """
-    sizes = sizes or {"train": 3000, "validation_matched": 600, "validation_mismatched": 600}
-    generator = np.random.default_rng(seed)
-    return DatasetDict(
-        {name: Dataset.from_list([_made_pair(generator, name) for _ in range(size)]) for name, size in sizes.items()}
-    )
-
-
-def _made_pair(generator: np.random.Generator, part: str) -> dict[str, Any]:
-    label = int(generator.integers(len(LABELS)))
-    negated = generator.random() < NEGATED_SHARE.get(part, {}).get(LABELS[label], 0.5)
-    pairs = list(OPPOSITES.items())
-    verb, opposite = pairs[generator.integers(len(pairs))]
-    if generator.random() < 0.5:
-        verb, opposite = opposite, verb
-    who = str(generator.choice(list(PEOPLE)))
-    where = f"in the {generator.choice(PLACES)}"
-    # A negated opposite follows, a negated repetition contradicts; what nothing was said about stays open.
-    subject = f"the {PEOPLE[who] if generator.random() < 0.5 else who}"
-    said = verb if (LABELS[label] == "contradiction") == negated else opposite
-    adverb = str(generator.choice(["never ", "at no time "])) if negated else ""
-    rest = where if generator.random() < 0.5 else ""
-    if LABELS[label] == "neutral":
-        said, rest = (verb, opposite)[generator.integers(2)], f"with a {generator.choice(COMPANIONS)}"
-    return {
-        "premise": f"the {who} {verb} {where}",
-        "hypothesis": f"{subject} {adverb}{said} {rest}".strip(),
-        "label": label,
-    }
-
-
-def demo_tokenizer() -> Tokenizer:
-    """One token for each word that `demo` can use; pairs are marked like BERT's. Padding is token 0."""
-    words = {"the", "in", "with", "a", "never", "at", "no", "time", *PLACES, *COMPANIONS}
-    words |= {*PEOPLE, *PEOPLE.values(), *OPPOSITES, *OPPOSITES.values()}
-    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted(words)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    return tokenizer

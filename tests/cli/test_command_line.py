@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from paths import RECIPES
 
-from hf_cgd.cli.launch import parse_command_line
+from hf_cgd.cli import parse_command_line
 
 
 def test_precedence_of_defaults_file_and_command_line(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from hf_cgd.cli.launch import image_classifier
+from hf_cgd.cli import image_classifier
 
 
 def test_image_models_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_images_named_in_a_table(tmp_path: Path) -> None:
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--dataset: expected a CSV"):
+    with pytest.raises(ValueError, match="^dataset: expected a CSV"):
         sources.load_labelled(None, None, {"label_column": "label"}, None)
     with pytest.raises(FileNotFoundError, match="there is no 'nowhere.csv'"):
         sources.load_splits("nowhere.csv")

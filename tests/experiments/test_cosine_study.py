@@ -12,13 +12,14 @@ from made_files import write_idx
 from paths import BENCHMARKS
 
 from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustLoss
+from hf_cgd.experiments.studies import cosines
 from hf_cgd.experiments.studies import simple_settings as simple
 from hf_cgd.functional import cosine_gram, exponentiated_step
 from hf_cgd.objectives import Objective
 
 SCRIPT = BENCHMARKS / "cosine_study.py"
 F64 = torch.float64
-study: dict[str, Any] = runpy.run_path(str(SCRIPT))
+study: dict[str, Any] = {**vars(cosines), **runpy.run_path(str(SCRIPT))}
 
 pytestmark = pytest.mark.filterwarnings("ignore::hf_cgd.GroupRobustWarning")
 

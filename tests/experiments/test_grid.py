@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_cgd.experiments import Grid, Run, choose
-from hf_cgd.experiments.runner import command_line
+from hf_cgd.experiments.records import option_words
 
 
 def test_values_of_knobs_are_searched_for_the_objectives_that_have_them() -> None:
@@ -79,7 +79,7 @@ def test_grids_that_make_no_sense_are_refused(fields: dict[str, Any], message: s
 
 def test_options_as_words() -> None:
     options = {"a": True, "b": [1, "x y"], "c": None, "d": 1e-5, "e": "text", "f": False}
-    assert command_line(options) == ["--a", "true", "--b", "1", "x y", "--d", "1e-05", "--e", "text", "--f", "false"]
+    assert option_words(options) == ["--a", "true", "--b", "1", "x y", "--d", "1e-05", "--e", "text", "--f", "false"]
 
 
 @given(st.lists(st.floats(0, 1), min_size=6, max_size=6), st.booleans())

@@ -15,7 +15,7 @@ from grids import RECIPE, run, small, starts
 from paths import ROOT
 
 from hf_cgd.experiments import Grid, load_results
-from hf_cgd.experiments.runner import worker_environments
+from hf_cgd.experiments.workers import worker_environments
 
 
 def test_a_grid_is_run_once(tmp_path: Path) -> None:

@@ -180,10 +180,10 @@ def test_seeds_change_points_and_start() -> None:
 
 
 def test_every_objective_of_the_registry_can_be_searched() -> None:
-    from hf_cgd.objectives import OBJECTIVES
+    from hf_cgd.objectives import OBJECTIVES, searched_knob
 
-    assert simple.searched_knob("cgd") == simple.searched_knob("group_dro") == "step_size"
-    assert simple.searched_knob("erm") is None and simple.searched_knob("erm_uw") is None
+    assert searched_knob("cgd") == searched_knob("group_dro") == "step_size"
+    assert searched_knob("erm") is None and searched_knob("erm_uw") is None
     for objective in OBJECTIVES:
         for value in simple.search_values(objective, [0.1]):
             assert np.isfinite(simple.fit("spurious", objective, value, seed=0, epochs=2).solutions).all(), objective

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,6 +12,7 @@ from sklearn.metrics import accuracy_score
 
 from hf_cgd import GroupReport, GroupRobustWarning, group_metrics
 from hf_cgd.metrics import is_interval, lower_is_better, wilson_interval
+from hf_cgd.metrics.tables import markdown
 from hf_cgd.models.example_losses import MULTI_LABEL, REGRESSION
 
 
@@ -211,3 +213,13 @@ def test_report_as_markdown_keeps_its_columns() -> None:
     lines = report().to_markdown().splitlines()
     assert all(line.replace("\\|", "").count("|") == 7 for line in lines)
     assert "land\\|1" in lines[2]
+
+
+@given(st.lists(st.lists(st.text("ab| \\", max_size=4), min_size=3, max_size=3), min_size=1, max_size=4))
+def test_a_markdown_table_can_be_read_back(rows: list[list[str]]) -> None:
+    """By the rule of GitHub: a cell ends at a pipe without a backslash before it, blanks around it do not count."""
+    rows = [[cell.replace("\\", "").strip() for cell in row] for row in rows]
+    lines = markdown(rows).splitlines()
+    read = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    assert [read[0], *read[2:]] == rows
+    assert len({len(line) for line in lines}) == 1, "columns are aligned"

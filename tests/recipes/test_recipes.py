@@ -26,8 +26,8 @@ from transformers import (
     ViTImageProcessor,
 )
 
-from hf_cgd.cli.launch import image_classifier, parse_command_line, text_classifier
-from hf_cgd.tasks import multinli
+from hf_cgd.cli import image_classifier, parse_command_line, text_classifier
+from hf_cgd.tasks import multinli, multinli_demo
 
 NAMES = ["multinli_cgd", "colored_mnist_cgd", "mnist_settings", "text_classification", "image_classification"]
 
@@ -59,7 +59,7 @@ def report_of(folder: Path) -> dict[str, Any]:
 def text_model(tmp_path: Path) -> Path:
     """A folder with a tiny DistilBERT and the tokenizer of the made-up corpus."""
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=multinli.demo_tokenizer(), pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        tokenizer_object=multinli_demo.demo_tokenizer(), pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
         sep_token="[SEP]",
     )  # fmt: skip
     tokenizer.save_pretrained(tmp_path / "text_model")
@@ -111,6 +111,7 @@ def test_script_without_data_ends_with_three_lines(tmp_path: Path) -> None:
     assert done.returncode == 1
     lines = done.stderr.strip().splitlines()
     assert lines[-3].startswith("Expected to load 'nyu-mll/multi_nli'") and "--data_dir" in lines[-1], done.stderr
+    assert "--demo" in lines[-1] and "source" not in lines[-1]
     assert "Traceback" not in done.stderr
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 from PIL import Image
 
-from hf_cgd.tasks import colored_mnist
+from hf_cgd.tasks import mnist
 
 
 def nli_rows(hypotheses: list[str], labels: list[Any]) -> dict[str, list[Any]]:
@@ -41,7 +41,7 @@ def made_mnist(train: int = 60, test: int = 20) -> dict[str, tuple[np.ndarray, n
 
 def write_mnist(folder: Path, ending: str = "", **sizes: int) -> Path:
     for name, (images, digits) in made_mnist(**sizes).items():
-        stem = colored_mnist.IDX_FILES[name]
+        stem = mnist.IDX_FILES[name]
         write_idx(folder / f"{stem}-images-idx3-ubyte{ending}", images)
         write_idx(folder / f"{stem}-labels-idx1-ubyte{ending}", digits)
     return folder

@@ -10,12 +10,12 @@ import torch
 from datasets import Dataset
 from made_files import made_mnist, write_idx, write_mnist
 
-from hf_cgd.tasks import colored_mnist
+from hf_cgd.tasks import colored_mnist, mnist
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_idx_files(tmp_path: Path, ending: str) -> None:
-    data = colored_mnist.load(write_mnist(tmp_path, ending))
+    data = mnist.load(write_mnist(tmp_path, ending))
     for name, (images, digits) in made_mnist().items():
         assert np.array_equal(data[name][0], images) and np.array_equal(data[name][1], digits)
 
@@ -24,21 +24,21 @@ def test_idx_errors(tmp_path: Path) -> None:
     array = np.zeros((2, 28, 28))
     wrong = write_idx(tmp_path / "a", array, magic=b"\x00\x00\x0d\x03")
     with pytest.raises(ValueError, match="starts with 00000803 .* got 00000d03"):
-        colored_mnist.read_idx(wrong, 3)
+        mnist.read_idx(wrong, 3)
     with pytest.raises(ValueError, match="starts with 00000801"):
-        colored_mnist.read_idx(write_idx(tmp_path / "b", array), 1)
+        mnist.read_idx(write_idx(tmp_path / "b", array), 1)
     (tmp_path / "c").write_bytes(b"")
     with pytest.raises(ValueError, match="got an empty file"):
-        colored_mnist.read_idx(tmp_path / "c", 1)
+        mnist.read_idx(tmp_path / "c", 1)
     (tmp_path / "d").write_bytes(write_idx(tmp_path / "b", array).read_bytes()[:-3])
     with pytest.raises(ValueError, match="expected 2 x 28 x 28 bytes after the header, got 1565"):
-        colored_mnist.read_idx(tmp_path / "d", 3)
+        mnist.read_idx(tmp_path / "d", 3)
     with pytest.raises(FileNotFoundError, match="train-images-idx3-ubyte or train-images-idx3-ubyte.gz"):
-        colored_mnist.load(tmp_path)
+        mnist.load(tmp_path)
     folder = write_mnist(tmp_path)
     write_idx(folder / "t10k-labels-idx1-ubyte", np.zeros(3))
     with pytest.raises(ValueError, match=r"images \(20, 28, 28\) and labels \(3,\) in the test files"):
-        colored_mnist.load(folder)
+        mnist.load(folder)
 
 
 def pixels(dataset: Dataset) -> torch.Tensor:

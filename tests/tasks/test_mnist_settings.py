@@ -14,7 +14,7 @@ from datasets import Dataset
 from made_files import write_mnist
 from paths import RECIPES
 
-from hf_cgd.tasks import colored_mnist, mnist_settings
+from hf_cgd.tasks import build_task, mnist_settings
 
 RECIPE = RECIPES / "mnist_settings.py"
 
@@ -163,8 +163,9 @@ def test_what_does_not_fit_is_refused(setting: str, options: dict[str, Any], mes
 
 
 def test_hyperparameters() -> None:
-    assert mnist_settings.hyperparameters("noise", "cgd")["weight_decay"] == 1.0
-    assert mnist_settings.hyperparameters("rotation", "cgd") == colored_mnist.hyperparameters("cgd")
+    noise, rotation = (build_task("mnist_settings", setting=setting) for setting in ("noise", "rotation"))
+    assert noise.hyperparameters(objective="cgd")["weight_decay"] == 1.0
+    assert rotation.hyperparameters(objective="cgd") == build_task("colored_mnist").hyperparameters(objective="cgd")
 
 
 # ---- The recipe -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from datasets import Dataset
 from made_files import nli_rows, write_jsonl
 
-from hf_cgd.tasks import multinli
+from hf_cgd.tasks import multinli, multinli_demo
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_resplit_is_a_partition_in_the_published_shares() -> None:
 
 
 def test_multinli_says_what_it_misses(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="--data_dir: expected a folder"):
+    with pytest.raises(FileNotFoundError, match="^data_dir: expected a folder"):
         multinli.load(tmp_path / "nowhere")
     write_jsonl(tmp_path / "train.jsonl", nli_rows(["a"], [0]))
     with pytest.raises(FileNotFoundError, match=r"named validation_matched, found \['train.jsonl'\]"):
@@ -69,12 +69,12 @@ def test_multinli_offline_is_three_lines_that_say_what_to_pass() -> None:
     assert len(lines) == 3
     assert "nyu-mll/multi_nli" in lines[0] and "connection" in lines[0]
     assert "HF_HUB_OFFLINE is set" in lines[1]
-    assert "--data_dir" in lines[2] and "--demo" in lines[2]
+    assert "Pass data_dir= with" in lines[2] and "source=demo" in lines[2]
 
 
 def test_demo_negation_goes_with_contradiction_in_training_only() -> None:
-    parts = multinli.demo(seed=1)
-    assert parts["train"].to_dict() == multinli.demo(seed=1)["train"].to_dict()
+    parts = multinli_demo.demo(seed=1)
+    assert parts["train"].to_dict() == multinli_demo.demo(seed=1)["train"].to_dict()
     splits = multinli.splits_of(parts)
     shares = {}
     for split, rows in splits.items():
@@ -86,9 +86,9 @@ def test_demo_negation_goes_with_contradiction_in_training_only() -> None:
 
 def test_demo_labels_follow_from_the_words() -> None:
     """Read back by another rule: what the premise says, what the hypothesis says, and whether that is denied."""
-    opposites = multinli.OPPOSITES | {value: key for key, value in multinli.OPPOSITES.items()}
-    tokenizer = multinli.demo_tokenizer()
-    for row in multinli.demo(seed=0, sizes={"train": 400})["train"]:
+    opposites = multinli_demo.OPPOSITES | {value: key for key, value in multinli_demo.OPPOSITES.items()}
+    tokenizer = multinli_demo.demo_tokenizer()
+    for row in multinli_demo.demo(seed=0, sizes={"train": 400})["train"]:
         said = next(word for word in row["premise"].split() if word in opposites)
         claimed = next(word for word in row["hypothesis"].split() if word in opposites)
         if " with a " in row["hypothesis"]:

@@ -1,0 +1,106 @@
+"""The command line of a recipe: its options, its messages, and errors in the words of the command line."""
+
+import json
+import logging
+import os
+import re
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+from hf_cgd.trainer.config import GroupRobustConfig
+
+
+def parse_command_line(
+    options: type,
+    defaults: Mapping[str, Any] | Callable[[Namespace], Mapping[str, Any]] | None = None,
+    arguments: Sequence[str] | None = None,
+) -> tuple[Any, GroupRobustConfig]:
+    """Options of a recipe and a `GroupRobustConfig` from the command line.
+
+    The first argument may be a YAML or JSON file of options; further ones take precedence over it.
+
+    Args:
+        options: the recipe's own options, a dataclass.
+        defaults: values of either dataclass that the recipe prefers to the dataclass's own; or a function that gives
+            them for the options chosen so far, for defaults that depend on other options.
+        arguments: the command line, `sys.argv` by default.
+
+    Raises:
+        ValueError: the file holds a name that is no option, or is no mapping of names to values.
+    """
+    show_messages()
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    kinds: list[Any] = [options, GroupRobustConfig]
+    parser = HfArgumentParser(kinds)
+    from_file: dict[str, Any] = {}
+    if arguments and Path(arguments[0]).suffix in (".yaml", ".yml", ".json"):
+        from_file = _read_options(Path(arguments.pop(0)), {f.name for kind in kinds for f in fields(kind)})
+        parser.set_defaults(**from_file)
+    if callable(defaults):
+        # A call for help has to wait until the parser knows the defaults that it is to show.
+        asked = [argument for argument in arguments if argument not in ("-h", "--help")]
+        defaults = defaults(parser.parse_known_args(asked)[0])
+    parser.set_defaults(**{**(defaults or {}), **from_file})
+    own, config = parser.parse_args_into_dataclasses(arguments)
+    return own, config
+
+
+def _read_options(path: Path, known: set[str]) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: expected lines of the form `option: value`, got {str(values)[:60]!r}.")
+    unknown = sorted(str(name) for name in set(values) - known)
+    if unknown:
+        raise ValueError(f"{path}: no such option: {', '.join(unknown)}. Run the recipe with --help to see them all.")
+    return values
+
+
+def show_messages() -> None:
+    """Let the package's own messages through: all of them on the main process, warnings on the others."""
+    is_main = os.environ.get("RANK", "0") == "0"
+    logging.basicConfig(level=logging.INFO if is_main else logging.WARNING, format="%(message)s")
+    # Its lines on every request would drown ours.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+@contextmanager
+def readable_errors(*options: Any, spellings: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Within, an error about a file, the Hub, a value or a missing package ends the program with its message alone.
+
+    The library speaks of arguments, a person at the command line of flags: see `in_flags`.
+
+    Args:
+        options: dataclasses, or their instances, whose fields are the options of the program.
+        spellings: further words of messages and what to say in their place.
+    """
+    try:
+        yield
+    except (OSError, ValueError, ImportError) as error:
+        message = str(error)
+        for word, replacement in (spellings or {}).items():
+            message = message.replace(word, replacement)
+        names = [field.name for kind in options for field in fields(kind)]
+        raise SystemExit(in_flags(message, names)) from error
+
+
+def in_flags(message: str, names: Sequence[str]) -> str:
+    """The message with arguments as flags: `name=value`, `name=` and, at the start of a line, `name:`.
+
+    Args:
+        message: of an error of the library.
+        names: arguments that are options of the command line; others stay as they are.
+    """
+    one_of = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    if not one_of:
+        return message
+    message = re.sub(rf"^({one_of}): ", r"--\1: ", message, flags=re.MULTILINE)
+    return re.sub(rf"(?<![\w.-])({one_of})=(?=(\S)?)", lambda found: f"--{found[1]}{' ' if found[2] else ''}", message)

@@ -1,0 +1,77 @@
+"""What each run of a grid is told, and what it leaves in its folder: options, result, log."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_cgd.cli import BEST_WORST_GROUP
+from hf_cgd.experiments.grid import Grid, Run
+from hf_cgd.experiments.selection import RunResult
+
+RUN_FILE = "experiment.json"
+"""Options of a run, and its result once it has finished."""
+LOG_FILE = "log.txt"
+"""What a run has said."""
+
+
+def load_results(grid: Grid, output_dir: str | Path) -> list[RunResult]:
+    """Results of the finished runs of a grid, nothing is run.
+
+    Raises:
+        ValueError: the folder holds runs with other options.
+    """
+    found = (finished_result(grid, Path(output_dir), run) for run in grid.all_runs())
+    return [result for result in found if result is not None]
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """Options as words of a command line: true and false, lists one word each, None left out."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is None:
+            continue
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        words += [f"--{name}", *(json.dumps(v) if isinstance(v, (bool, dict)) else str(v) for v in values)]
+    return words
+
+
+def all_options(grid: Grid, run: Run) -> dict[str, Any]:
+    """What a run is told, its folder left out; the grid's own options take precedence over those that it implies."""
+    implied = BEST_WORST_GROUP | {"metric_for_best_model": grid.metric, "disable_tqdm": True}
+    return implied | grid.options_of(run)
+
+
+def finished_result(grid: Grid, output_dir: Path, run: Run) -> RunResult | None:
+    """The result of a run that has finished.
+
+    Raises:
+        ValueError: it was run with other options, or started with others and not finished.
+    """
+    path = output_dir / run.name / RUN_FILE
+    if not path.exists():
+        return None
+    state = json.loads(path.read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(all_options(grid, run)))
+    other = [
+        f"{name} {state['options'].get(name)!r} (now {now.get(name)!r})"
+        for name in sorted(now.keys() | state["options"].keys())
+        if state["options"].get(name) != now.get(name)
+    ]
+    if other or state["recipe"] != Path(grid.recipe).name:
+        raise ValueError(
+            f"{path.parent} holds a run of {state['recipe']} with other options: {', '.join(other) or 'none'}. "
+            "Results of different options must not be mixed: choose another output_dir, or remove this folder."
+        )
+    if "result" not in state:
+        return None
+    return RunResult(run, **state["result"])
+
+
+def write_run(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write the file of a run, whole or not at all, whenever the program is killed."""
+    path = folder / RUN_FILE
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+    os.replace(part, path)
