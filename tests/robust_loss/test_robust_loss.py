@@ -3,14 +3,16 @@
 import json
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning, Objective
+from hf_cgd.arithmetic import Arithmetic, DeviceArithmetic, HostArithmetic
 from hf_cgd.distributed.communication import Communication
-from hf_cgd.objectives import GroupBatch, ObjectiveOutput
+from hf_cgd.objectives import GroupBatch, GroupStatistics, ObjectiveOutput
 
 TWO = GroupInfo(["a", "b"], [90, 10])
 
@@ -307,3 +309,58 @@ def test_training_losses_of_groups_since_the_last_look() -> None:
     robust_loss(losses_of(5), torch.tensor([0]))
     assert robust_loss.drain_group_losses() == {"a": 3, "b": 5}
     assert robust_loss.drain_group_losses() == {}
+
+
+def test_a_snapshot_is_not_changed_by_the_step_that_follows() -> None:
+    robust_loss, twin = stepped(), stepped()
+    before = robust_loss.snapshot()
+    robust_loss.open_window([torch.tensor([0, 1])])
+    assert robust_loss.state_dict(before) == twin.state_dict(), "in the middle of a step"
+    robust_loss(losses_of(0.3, 0.2), torch.tensor([0, 1]))
+    assert robust_loss.state_dict(before) == twin.state_dict() != robust_loss.state_dict()
+
+
+# ---- What is refused in words -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "group_ids", "message"),
+    [
+        (torch.tensor(1.0), torch.tensor([0, 1]), r"one loss for each example.*reduction='none'"),
+        (torch.ones(2, 3), torch.tensor([0, 1]), r"one loss for each example.*\(2, 3\)"),
+        ([1.0, 2.0], torch.tensor([0, 1]), r"one loss for each example.*got list"),
+        (torch.ones(2), ["a", "b"], r"number of each example's group.*got list.*GroupInfo.encode"),
+        (torch.ones(2), torch.tensor([0.0, 1.0]), r"number of each example's group.*float32"),
+        (torch.ones(2), torch.tensor([0]), "one group for each of the 2 losses, got 1"),
+        (torch.ones(2), torch.tensor([0, 2]), "numbered 0 to 1, got 0 to 2"),
+        (torch.ones(2), torch.tensor([-1, 0]), "numbered 0 to 1, got -1 to 0"),
+    ],
+)
+def test_what_is_no_batch_is_refused_in_words(losses: Any, group_ids: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GroupRobustLoss(GroupDRO(), TWO)(losses, group_ids)
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.6], [-0.5, 1.5], [1.0], [[0.5, 0.5]]])
+def test_weights_of_an_own_objective_must_be_weights(weights: Any) -> None:
+    class Wrong(Objective):
+        def next_weights(self, alpha: Tensor, statistics: GroupStatistics) -> Tensor:
+            return torch.tensor(weights, dtype=torch.float64)
+
+    with pytest.raises(ValueError, match=r"Wrong.next_weights must give 2 weights, none negative, that sum to 1; got"):
+        GroupRobustLoss(Wrong(), TWO)(losses_of(1, 2), torch.tensor([0, 1]))
+
+
+@pytest.mark.filterwarnings("ignore:The group weights are saturated")
+@pytest.mark.parametrize("arithmetic", [HostArithmetic(), DeviceArithmetic(torch.device("cpu"))])
+def test_a_group_whose_weight_has_vanished_may_come_alone(arithmetic: Arithmetic) -> None:
+    robust_loss = GroupRobustLoss(GroupDRO(step_size=1.0, min_weight=0.0), TWO, arithmetic=arithmetic)
+    for _ in range(400):
+        robust_loss(losses_of(0.1, 6.0), torch.tensor([0, 1]))
+    assert robust_loss.alpha is not None
+    before = robust_loss.alpha.clone()
+    assert robust_loss(losses_of(0.25), torch.tensor([0])).item() == pytest.approx(0.25)
+    assert torch.allclose(robust_loss.alpha, before, rtol=1e-6, atol=1e-30)
+    assert robust_loss.alpha.sum().item() == pytest.approx(1)
+    assert robust_loss(losses_of(0.25, 6.0), torch.tensor([0, 1])).item() == pytest.approx(6.0)
+    assert robust_loss.skipped_updates == 0
