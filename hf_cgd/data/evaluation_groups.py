@@ -30,6 +30,7 @@ class EvaluationGroups:
         """Whether these are the training groups (and what evaluation sets add), which have counts and weights."""
         self._known: GroupInfo | None = None
         self._added: dict[int, tuple[weakref.ref[Any], GroupInfo | None]] = {}
+        self._columns_of: dict[int, tuple[weakref.ref[Any], list[str] | None]] = {}
         if self.overlapping:
             self._known = GroupInfo(self.columns, None, self.columns)
         elif training is not None and self.are_of_training:
@@ -86,11 +87,23 @@ class EvaluationGroups:
 
     def missing_in(self, dataset: Any) -> list[str]:
         """The columns that an evaluation set does not have."""
-        names = None if is_stream(dataset) or len(dataset) == 0 else column_names(dataset)
+        if is_stream(dataset) or len(dataset) == 0:
+            return []
+        names = self._names_of(dataset)
         return [] if names is None else [name for name in self.columns if name not in names]
 
+    def _names_of(self, dataset: Any) -> list[str] | None:
+        """The columns of a dataset; looking at an example may be dear, so that is done once."""
+        seen = self._columns_of.get(id(dataset))
+        if seen is not None and seen[0]() is dataset:
+            return seen[1]
+        names = column_names(dataset)
+        with suppress(TypeError):
+            self._columns_of[id(dataset)] = (weakref.ref(dataset), names)
+        return names
+
     def _read(self, dataset: Any) -> GroupInfo | None:
-        names = column_names(dataset) or []
+        names = self._names_of(dataset) or []
         if self.overlapping:
             _require_zeros_and_ones(dataset, [name for name in self.columns if name in names])
             return self._known

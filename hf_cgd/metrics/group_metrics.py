@@ -31,6 +31,14 @@ def lower_is_better(metric: str) -> bool:
     return own_name(metric).rstrip("/").endswith(("loss", "mse"))
 
 
+def is_group_metric(metric: str) -> bool:
+    """Whether a (possibly prefixed) metric name is one that only `group_metrics` gives."""
+    own = own_name(metric)
+    return own.endswith("/") or own.endswith(
+        ("worst_group_accuracy", "worst_group_pearson", "worst_group_loss", "mse")
+    )
+
+
 def own_name(metric: str) -> str:
     """A metric's name up to the name of the group, which may look like anything: "eval_group_loss/", "eval_loss"."""
     found = re.match(r".*?group_[^/]*/", metric, flags=re.DOTALL)

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
+from hf_cgd.metrics.group_metrics import is_group_metric
+
 CLOSE = 0.75
 """How alike (in [0, 1]) two names have to be for one to be taken for a slip of the pen."""
 SHOWN = 12
@@ -19,11 +21,11 @@ def require_known_metric(wanted: str, by_set: Mapping[str, Sequence[str]], refus
     """
     names = [f"{prefix}_{name}" if prefix else name for prefix, of_set in by_set.items() for name in of_set]
     name = wanted.removeprefix("eval_")
-    if name in names or name.endswith(("_runtime", "per_second")):
+    if name in names or name.endswith(("runtime", "per_second")):
         return
     exact = [known for known in names if known.endswith(f"_{name}")] if list(by_set) != [""] else []
     close = exact or get_close_matches(name, names, n=3, cutoff=CLOSE)
-    if not close and not refuses_unlike:
+    if not (close or refuses_unlike or is_group_metric(name)):
         return
     meant = f" Did you mean {' or '.join(map(repr, close[:3]))}?" if close else ""
     raise ValueError(

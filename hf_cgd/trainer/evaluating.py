@@ -9,11 +9,12 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
-from hf_cgd.metrics.group_metrics import metric_names
+from hf_cgd.metrics.group_metrics import is_group_metric, lower_is_better, metric_names
 from hf_cgd.metrics.names import require_known_metric
 from hf_cgd.models.example_losses import REGRESSION
 from hf_cgd.models.outputs import declared_problem_type, logits_of, named_outputs, num_outputs_of
 from hf_cgd.objectives import Objective
+from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.example_results import EvaluationMetrics, ExampleResults, on_plain_labels
 from hf_cgd.trainer.forward import GroupForward
@@ -136,8 +137,13 @@ class EvaluatingTrainer(Trainer):
             is_last_call: whether the user can no longer assign a `compute_metrics` of other names.
         """
         wanted, evaluation = self.args.metric_for_best_model, self._setup.evaluation
+        if wanted is not None and not isinstance(self.args, GroupOptions) and is_group_metric(wanted):
+            # The parent goes by the last letters of the name, which may be those of a group, and knows no "mse".
+            self.args.greater_is_better = not lower_is_better(wanted)
         evaluates = self.eval_dataset is not None and self.args.eval_strategy != "no"
-        if wanted is None or not evaluates or self.compute_metrics.user_metrics is not None:
+        # A subclass, or metrics of the user's, may give any other name.
+        of_a_subclass = type(self).evaluate is not Trainer.evaluate or getattr(self.args, "group_metrics", None)
+        if wanted is None or not evaluates or of_a_subclass or self.compute_metrics.user_metrics is not None:
             return
         sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         problem = declared_problem_type(self._network)

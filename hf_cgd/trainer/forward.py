@@ -181,6 +181,11 @@ class GroupForward:
         read: dict[str, Tensor] = {}
         if self._objective.reads:
             outputs, read = self._what_is_read(outputs, labels, group_ids)
+            if bool((group_ids == UNCOUNTED).any()):
+                # What is left out has to be so before the losses are formed of it.
+                rows = group_ids != UNCOUNTED
+                read = {name: part[rows.to(part.device)] for name, part in read.items()}
+                outputs, labels, group_ids = with_logits(outputs, read["logits"]), read["labels"], group_ids[rows]
         loss = robust_loss(losses_of(outputs, labels), group_ids, **read)
         return loss, with_loss(outputs, loss)
 
