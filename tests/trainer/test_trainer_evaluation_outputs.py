@@ -49,7 +49,7 @@ class Deep(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Linear(4, 4)
+        self.body, self.num_classes = nn.Linear(4, 4), 2
 
     def forward(self, pixel_values: Tensor) -> Any:
         return super().forward(self.body(pixel_values).tanh())
