@@ -135,7 +135,7 @@ class GroupEvaluation:
             problem_type=CLASSIFICATION if is_classes else REGRESSION,
         )
 
-    def finish(self, output: EvalLoopOutput, prefix: str, step: int) -> EvalLoopOutput:
+    def finish(self, output: EvalLoopOutput, prefix: str, step: int, keeps_loss: bool = False) -> EvalLoopOutput:
         """What an evaluation loop returns: with plain labels, and with the mean loss over the examples.
 
         (The Trainer's is a mean over batches.) Nothing is changed where no groups are known.
@@ -144,6 +144,7 @@ class GroupEvaluation:
             output: that of the Trainer's loop.
             prefix: that of the metrics.
             step: the optimizer step of the model.
+            keeps_loss: whether the loss is one that a subclass forms itself, and stays what the Trainer made of it.
         """
         results, labels = unpack_labels(output.label_ids)
         if results is None:
@@ -151,7 +152,7 @@ class GroupEvaluation:
         self._step = step
         mean_loss = float(results.losses.mean())
         assert output.metrics is not None
-        if np.isfinite(mean_loss):
+        if np.isfinite(mean_loss) and not keeps_loss:
             output.metrics[f"{prefix}_loss"] = mean_loss
         return output._replace(label_ids=labels)
 

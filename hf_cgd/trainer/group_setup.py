@@ -112,8 +112,9 @@ class GroupSetup:
         """Raise a ValueError where a training batch has none."""
         if ids is None:
             raise ValueError(
-                f"Expected the batch to hold the group ids under {self.key!r}, got {sorted(inputs)}. Build batches "
-                "with get_train_dataloader(), or put the ids there."
+                f"Expected the batch to hold the group ids under {self.key!r}, got {sorted(inputs)}. Build "
+                "loaders with collate_fn=self.data_collator in get_train_dataloader(), which keeps them, or put the ids there. A "
+                "compute_loss that calls super().compute_loss must hand on at least one tensor of its batch."
             )
 
     def training_collator(self, collator: Collator, in_group_order: bool) -> Collator:
@@ -143,6 +144,11 @@ class GroupSetup:
         assert self._train_group_ids is not None
         kind = BalancedGroupSampler if self._options.group_sampling == "balanced" else WeightedGroupSampler
         return kind(self._train_group_ids, batch_size, seed, drop_last)
+
+    @property
+    def samples_by_group(self) -> bool:
+        """Whether `group_sampling` decides the order of the training examples."""
+        return self._options.group_sampling != "none"
 
     @property
     def _hidden(self) -> list[str]:

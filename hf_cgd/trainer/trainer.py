@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
-from transformers import Trainer
+from torch.utils.data import DataLoader
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
@@ -16,6 +15,7 @@ from hf_cgd.metrics import GroupReport, is_interval
 from hf_cgd.models.outputs import logits_of
 from hf_cgd.objectives import Objective, build_objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.batch_ids import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.engine_choice import EngineChoice
@@ -23,11 +23,14 @@ from hf_cgd.trainer.evaluation import EvaluationMetrics, ExampleResults, GroupEv
 from hf_cgd.trainer.forward import GroupForward, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
-from hf_cgd.trainer.resume import RunState, mark_incomplete
+from hf_cgd.trainer.loaders import GroupDataTrainer
+from hf_cgd.trainer.mid_step import StepStart
+from hf_cgd.trainer.own_loss import require_objective_used
+from hf_cgd.trainer.resume import RunState, mark_incomplete, save_tensors, saved_entry
 from hf_cgd.trainer.search import comparison
 
 
-class GroupRobustTrainer(Trainer):
+class GroupRobustTrainer(GroupDataTrainer):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
     The group column reaches the loss and the metrics and never `model.forward`. `evaluate()` and `predict()` report
@@ -61,6 +64,9 @@ class GroupRobustTrainer(Trainer):
         self._set_up = partial(GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups)
         self._engine_choice = EngineChoice(self.args)
         self._run_state = RunState()
+        self._step_start = StepStart()
+        self._batches_left = 0
+        """Micro-batches of the step in progress whose loss the objective has not formed."""
         self._group_log: GroupLog | None = None
         self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
         self.group_evaluation = GroupEvaluation()
@@ -144,6 +150,7 @@ class GroupRobustTrainer(Trainer):
 
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
+        self._require_that_groups_were_sampled()
         self.robust_loss, self._group_log = self._run_state.begin(self._build_loss, self.args, self.state)
         self._engine_choice.log_run(self.robust_loss, self._network)
 
@@ -151,15 +158,19 @@ class GroupRobustTrainer(Trainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
         """The micro-batches of one optimizer step; their group counts are taken note of."""
+        awaits_signal = self._network if self.args.enable_jit_checkpoint else None
+        self._step_start.note(self.state.global_step, self.robust_loss, awaits_signal)
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._batches_left = len(batches)
         if self.robust_loss is not None and not self._uses_parent_loss and batches:
-            ids = [self._setup.take_ids(batch)[1] for batch in batches]
+            ids = [self._ids.find(batch) for batch in batches]
             if not any(part is None for part in ids):
                 self.robust_loss.open_window(ids)
         return batches, num_items
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """See `Trainer.training_step`. Under tensor hooks the group weights move here, behind the backward pass."""
+        self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
         loss = super().training_step(*args, **kwargs)
         if self.robust_loss is not None:
             self.robust_loss.after_backward()
@@ -172,9 +183,12 @@ class GroupRobustTrainer(Trainer):
 
         The group weights move here, before the parameters do, once per optimizer step.
         """
-        inputs, group_ids = self._setup.take_ids(inputs)
+        inputs, group_ids = self._split_ids(inputs)
         labels = labels_in(inputs, self.label_names[0])
         robust_loss = self.robust_loss if model.training and torch.is_grad_enabled() else None
+        if robust_loss is not None:
+            self._batches_left -= 1
+        self._scale_as_the_parent(self._uses_parent_loss)
         if self._uses_parent_loss:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             if robust_loss is not None and group_ids is not None:
@@ -199,34 +213,26 @@ class GroupRobustTrainer(Trainer):
         logs.update({name: value for name, value in shown.items() if name not in logs})
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """See `Trainer.save_model`."""
+        """See `Trainer.save_model`. A checkpoint gets the large part of the group state as well."""
         if _internal_call and self.args.should_save:
             mark_incomplete(output_dir)
         super().save_model(output_dir, _internal_call)
+        if _internal_call and output_dir is not None and self.robust_loss is not None:
+            state = self._step_start.state_of(self.robust_loss, self.state.global_step)
+            save_tensors(self.robust_loss, state, output_dir, self.is_world_process_zero())
 
-    def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> DataLoader:
-        """Behind `get_train_dataloader`, `get_eval_dataloader` and `get_test_dataloader`: batches get group ids."""
-        own = self.data_collator
-        if kwargs.get("is_training"):
-            self._read_groups()
-            self.data_collator = self._setup.training_collator(own, self.group_objective.needs_gradients)
-        else:
-            self.data_collator = self._setup.evaluation_collator(own, dataset)
-        try:
-            return super()._get_dataloader(dataset, *args, **kwargs)
-        finally:
-            self.data_collator = own
+    def group_state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the groups: the state after the last completed step."""
+        loss = self.robust_loss
+        return saved_entry(loss, None if loss is None else self._step_start.state_of(loss, self.state.global_step))
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        sampler = self._setup.sampler(self._train_batch_size, seed, self.args.dataloader_drop_last)
-        return super()._get_train_sampler(train_dataset) if sampler is None else sampler
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with self._step_start.put_back(self.state.global_step):
+            super()._save_checkpoint(*args, **kwargs)
 
-    def _set_signature_columns_if_needed(self) -> None:
-        if self._signature_columns is None:
-            super()._set_signature_columns_if_needed()
-            assert self._signature_columns is not None
-            self._signature_columns += self._setup.extra_columns
+    def require_objective_used(self) -> None:
+        """Called before an optimizer step."""
+        require_objective_used(self, self.robust_loss, self._batches_left)
 
     # ---- Evaluation -------------------------------------------------------------------------------------------------
 
@@ -234,7 +240,7 @@ class GroupRobustTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor | None, Any, Any]:
         """See `Trainer.prediction_step`; the labels are an `ExampleResults` where the groups are known."""
-        inputs, group_ids = self._setup.take_ids(inputs)
+        inputs, group_ids = without(inputs, self._setup.key)
         loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         if isinstance(logits, Tensor) and logits.ndim == 1 and labels is None and self._setup.renamed:
             # The parent takes a tensor with one row for a tuple with one entry.
@@ -256,7 +262,9 @@ class GroupRobustTrainer(Trainer):
     ) -> EvalLoopOutput:
         """See `Trainer.evaluation_loop`. The loss is the mean over the examples, whatever the batch size."""
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        return self.group_evaluation.finish(output, metric_key_prefix, self.state.global_step)
+        return self.group_evaluation.finish(
+            output, metric_key_prefix, self.state.global_step, keeps_loss=self._has_own_loss
+        )
 
     def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
         names, counts, rate = self.eval_groups.names, self._setup.train_counts, self.args.learning_rate
@@ -266,6 +274,16 @@ class GroupRobustTrainer(Trainer):
     def _network(self) -> nn.Module:
         assert self.model is not None
         return self.model
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether a subclass overrides `compute_loss`."""
+        return getattr(self.compute_loss, "__func__", None) is not GroupRobustTrainer.compute_loss
+
+    def _scale_as_the_parent(self, as_the_parent: bool) -> None:
+        """Tell the parent whether to divide the loss by the number of accumulated micro-batches."""
+        self.model_accepts_loss_kwargs = as_the_parent and self._parent_accepts_loss_kwargs
+        self.loss_is_scaled_for_ga = type(self).loss_is_scaled_for_ga if as_the_parent else False
 
     @property
     def _uses_parent_loss(self) -> bool:
@@ -287,9 +305,7 @@ class GroupRobustTrainer(Trainer):
         self.group_objective = self._given_objective or options_of(self.args).build_objective()
         self._read_groups()
         self._forward = GroupForward(self._network, self.group_objective, self.args, self.groups is not None)
-        # The parent has to know whether to divide the loss by the number of accumulated micro-batches.
-        self.model_accepts_loss_kwargs = self._uses_parent_loss and self._parent_accepts_loss_kwargs
-        self.loss_is_scaled_for_ga = None if self._uses_parent_loss else False
+        self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
         build, objective = self._engine_choice.build_loss, self.group_objective
         return None if self.groups is None else build(objective, self.groups, self._network, self.accelerator)
 
