@@ -97,14 +97,17 @@ def exponentiated_step(alpha: Tensor, exponents: Tensor, present: Tensor, min_we
         min_weight: floor of a present weight before the last normalisation, in [0, 1/K).
 
     Returns:
-        the new weights [K]. The mass of the present groups is taken as 1 - that of the absent ones, so that rounding
-        never accumulates.
+        the new weights [K]: never negative, and 0 only where `min_weight` is 0.
     """
-    logits = alpha.clamp_min(torch.finfo(alpha.dtype).tiny).log() + exponents
+    smallest = torch.finfo(alpha.dtype).tiny
+    logits = alpha.clamp_min(smallest).log() + exponents
     shares = torch.softmax(logits.masked_fill(~present, float("-inf")), dim=0)
-    mass = 1 - alpha.masked_fill(present, 0.0).sum()
+    own = alpha.masked_fill(~present, 0.0).sum()
+    # A large mass is what the others leave of 1, so that rounding never accumulates; of a small one nothing would be
+    # left but the rounding of that difference.
+    mass = torch.where(own < 0.5, own, 1 - alpha.masked_fill(present, 0.0).sum())
     floored = (mass * shares).clamp_min(min_weight).masked_fill(~present, 0.0)
-    return torch.where(present, mass * floored / floored.sum(), alpha)
+    return torch.where(present, mass * floored / floored.sum().clamp_min(smallest), alpha)
 
 
 def group_dro_step(

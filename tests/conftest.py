@@ -1,13 +1,8 @@
-"""Fixtures of all tests; nothing here touches the network."""
+"""Fixtures of all tests."""
 
-import os
+import machine  # isort: skip  # First: it sets the environment that the others read.
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# The networks are tiny: one thread is as fast as two, and leaves the other cores to the other workers of `pytest -n`.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
+import gc
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +18,11 @@ from tiny import text_dataset, tiny_distilbert
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
 disable_progress_bars()
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+torch.set_num_threads(machine.THREADS)
 
 # The same examples on every machine, and no clock: a slow machine is no error. To look for new counterexamples, use
 # `pytest --hypothesis-profile search`.
-NO_CLOCK: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+NO_CLOCK: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "database": None}
 settings.register_profile("same", derandomize=True, **NO_CLOCK)
 settings.register_profile("search", max_examples=1000, **NO_CLOCK)
 settings.load_profile("same")
@@ -36,6 +31,12 @@ settings.load_profile("same")
 def pytest_configure(config: pytest.Config) -> None:
     # Not in setup.cfg: pytest would import hf_cgd, to find the class, before the environment above is set.
     config.addinivalue_line("filterwarnings", "error::hf_cgd.monitors.GroupRobustWarning")
+
+
+def pytest_collection_finish() -> None:
+    # The end of every run collects garbage: not through all modules each time, which takes longer than the run.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

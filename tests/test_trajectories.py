@@ -4,8 +4,8 @@ import os
 from functools import cache
 
 import pytest
-from support import trajectories
-from support.trajectories import CASES, RESUMED, SAVED_STEP, Record, errors, recorded_cases, tolerance_of
+import trajectories
+from trajectories import CASES, RESUMED, SAVED_STEP, Record, errors, recorded_cases, tolerance_of
 
 SAME_MACHINE = os.environ.get("HF_CGD_SAME_MACHINE") == "1"
 recorded = cache(recorded_cases)

@@ -180,8 +180,12 @@ class Objective:
         return alpha
 
     def coefficients(self, alpha: Tensor, present: Tensor) -> Tensor:
-        """Factor [K] of each group's mean loss in the loss: alpha, renormalised over the `present` [K] groups."""
+        """Factor [K] of each group's mean loss in the loss: alpha, renormalised over the `present` [K] groups.
+
+        Equal ones where all of these have weight 0.
+        """
         masked = alpha.masked_fill(~present, 0.0)
+        masked = torch.where(masked.sum() > 0, masked, present.to(masked))
         return masked / masked.sum()
 
     def loss(self, batch: GroupBatch) -> ObjectiveOutput:

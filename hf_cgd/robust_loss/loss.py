@@ -18,7 +18,7 @@ from hf_cgd.robust_loss.checks import build_checks
 from hf_cgd.robust_loss.estimators import build_estimator
 from hf_cgd.robust_loss.group_losses import GroupLossLog
 from hf_cgd.robust_loss.interactions import GroupInteractions
-from hf_cgd.robust_loss.requirements import require_that_all_fit
+from hf_cgd.robust_loss.requirements import require_losses_and_ids, require_that_all_fit, require_weights
 from hf_cgd.robust_loss.state import LossState
 from hf_cgd.robust_loss.window import StepWindow
 
@@ -100,6 +100,8 @@ class GroupRobustLoss:
     def reset(self) -> None:
         """Start afresh: first weights, no updates."""
         self._state = LossState.at_start(self.objective, self.groups, self._arithmetic, self._communication)
+        if self._state.alpha is not None:
+            require_weights(self._state.alpha, len(self.groups), self.objective, "initial_weights")
         self._estimator = build_estimator(
             self.objective, self._arithmetic, self._communication, self._engine, self._state.averages
         )
@@ -188,8 +190,9 @@ class GroupRobustLoss:
             multiplication that makes up for that averaging is done here.
 
         Raises:
-            ValueError: something that the objective reads is missing.
+            ValueError: no loss or group for each example, or something that the objective reads is missing.
         """
+        require_losses_and_ids(losses, group_ids, len(self.groups))
         given = self._read_by_objective({"logits": logits, "labels": labels, "features": features})
         if self._announced is not None:
             raise RuntimeError("The engine gives the group gradients in backward(): call after_backward() behind it.")
@@ -302,6 +305,8 @@ class GroupRobustLoss:
                 self._arithmetic,
             )
             weights = self.objective.next_weights(state.alpha, statistics)
+            if self._arithmetic.reads_values:
+                require_weights(weights, len(self.groups), self.objective, "next_weights")
             moves = moves & weights.isfinite().all()
             if estimate.gram is not None and state.interactions is not None:
                 state.interactions.observe(estimate.gram, statistics.present & moves)
@@ -324,26 +329,33 @@ class GroupRobustLoss:
         self._read_checks()
         return self._group_losses.drain()
 
-    def state_dict(self) -> dict[str, Any]:
+    def snapshot(self) -> LossState:
+        """The state as it is now, for `state_dict`: a checkpoint in mid-step holds what was before the step."""
+        return self._state.copy()
+
+    def state_dict(self, snapshot: LossState | None = None) -> dict[str, Any]:
         """What a checkpoint needs, JSON-ready and exact: see `LossState`.
 
         Statistics are pooled from the first micro-batch of a step to its last and used up then, so between steps there
         are none to save.
 
+        Args:
+            snapshot: an earlier state, None for the present one.
+
         Raises:
-            RuntimeError: called in the middle of an optimizer step.
+            RuntimeError: called in the middle of an optimizer step without a snapshot.
         """
-        if self._window.is_open:
+        if snapshot is None and self._window.is_open:
             raise RuntimeError("The state can only be saved between optimizer steps, not in the middle of one.")
         self._read_checks()
-        return self._state.to_dict(self.objective, self.groups)
+        return (snapshot or self._state).to_dict(self.objective, self.groups)
 
-    def state_tensors(self) -> dict[str, Tensor]:
+    def state_tensors(self, snapshot: LossState | None = None) -> dict[str, Tensor]:
         """The large part of the state, by name: running averages of the groups' gradients; {} without momentum.
 
         Whole on every process, whatever their number; all of them have to call.
         """
-        return self._state.tensors(self.groups)
+        return (snapshot or self._state).tensors(self.groups)
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> None:
         """Inverse of `state_dict` (and of `state_tensors`); groups are matched by name, in any order.

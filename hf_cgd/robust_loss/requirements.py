@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from hf_cgd.arithmetic import Arithmetic
 from hf_cgd.data.groups import GroupInfo
@@ -36,6 +37,54 @@ def require_that_all_fit(
     if not arithmetic.reads_values:
         _require_fixed_shapes(objective, comes_late or has_loss_scale)
     _require_large_enough_groups(objective, groups)
+
+
+def require_losses_and_ids(losses: Tensor, group_ids: Tensor, num_groups: int) -> None:
+    """Raise a ValueError unless there is one loss and one group number in [0, K) for each example of a batch.
+
+    The numbers are looked at where that takes no wait for a device.
+    """
+    if not isinstance(losses, Tensor) or losses.ndim != 1 or not losses.is_floating_point():
+        raise ValueError(
+            f"Expected one loss for each example, a tensor [B], got {_told(losses)}. Leave the mean out: "
+            "reduction='none'."
+        )
+    whole = isinstance(group_ids, Tensor) and not (group_ids.is_floating_point() or group_ids.dtype == torch.bool)
+    if not whole or group_ids.ndim != 1:
+        raise ValueError(
+            f"Expected the number of each example's group, a tensor [B] of integers, got {_told(group_ids)}. "
+            "GroupInfo.encode turns names into numbers."
+        )
+    if len(losses) != len(group_ids):
+        raise ValueError(f"Expected one group for each of the {len(losses)} losses, got {len(group_ids)} groups.")
+    if group_ids.device.type == "cpu" and len(group_ids):
+        lowest, highest = int(group_ids.min()), int(group_ids.max())
+        if lowest < 0 or highest >= num_groups:
+            raise ValueError(
+                f"Expected groups numbered 0 to {num_groups - 1}, got {lowest} to {highest}. The numbers are places "
+                "in GroupInfo.names."
+            )
+
+
+def require_weights(weights: Tensor, num_groups: int, objective: Objective, method: str) -> None:
+    """Raise a ValueError unless finite weights of an objective are [K], at least 0 and sum to 1."""
+    fits = isinstance(weights, Tensor) and weights.shape == (num_groups,)
+    # Group weights of the released code may sum to slightly more than 1.
+    tolerance = 1e-4 + 1e-5 * num_groups
+    if fits and bool(weights.isfinite().all()):
+        fits = bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) <= tolerance
+    if not fits:
+        raise ValueError(
+            f"{type(objective).__name__}.{method} must give {num_groups} weights, none negative, that sum to 1; got "
+            f"{_told(weights)}. Normalise them: weights / weights.sum()."
+        )
+
+
+def _told(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"{type(value).__name__} ({str(value)[:60]})"
+    values = f", {value.tolist()}" if value.numel() <= 8 else ""
+    return f"a tensor of shape {tuple(value.shape)} ({value.dtype}{values})"
 
 
 def _require_late_gradients_to_do(objective: Objective, weight_timing: str) -> None:

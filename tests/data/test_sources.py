@@ -75,10 +75,10 @@ def test_data_that_is_not_there(tmp_path: Path) -> None:
 
 def test_missing_columns(tmp_path: Path) -> None:
     path = str(write_table(tmp_path / "d.csv"))
-    message = r"--label_column: expected a column 'label' in the train split, which has \['text', 'mood', 'place'\]"
+    message = r"label_column: expected a column 'label' in the train split, which has \['text', 'mood', 'place'\]"
     with pytest.raises(ValueError, match=message):
         sources.load_labelled(path, None, {"text_column": "text", "label_column": "label"}, None)
-    with pytest.raises(ValueError, match="--group_column: expected a column 'site'"):
+    with pytest.raises(ValueError, match="group_column: expected a column 'site'"):
         sources.load_labelled(path, None, {"label_column": "mood"}, ["mood", "site"])
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from grids import RECIPE, run, small, starts
 from paths import ROOT
+from programs import HANGS, start
 
 from hf_cgd.experiments import Grid, load_results
 from hf_cgd.experiments.workers import worker_environments
@@ -113,22 +113,16 @@ def test_each_worker_has_its_share_of_the_machine(monkeypatch: pytest.MonkeyPatc
 
 
 def program(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "hf_cgd.experiments", RECIPE, "--objectives", "erm", "--seeds", "0"]
-    return subprocess.Popen(
-        [*command, "--output_dir", str(folder), *words],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    command = ["-m", "hf_cgd.experiments", RECIPE, "--objectives", "erm", "--seeds", "0", "--output_dir", folder]
+    return start(*command, *words, cwd=ROOT)
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
-    for _ in range(3000):
+    for _ in range(50 * HANGS):
         if condition():
             return
         time.sleep(0.02)
-    raise AssertionError("waited for a minute in vain")
+    raise AssertionError(f"waited for {HANGS} seconds in vain")
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -149,12 +143,12 @@ def test_stopped_and_killed_programs(tmp_path: Path) -> None:
     stopped = program(folder, "--", "--hang")
     wait_until(lambda: (folder / "erm/seed-0/starts.txt").exists())
     stopped.terminate()
-    assert stopped.wait(60) != 0
+    assert stopped.wait(HANGS) != 0
     wait_until(lambda: not processes_of(folder))
     killed = program(folder, "--", "--hang")
     wait_until(lambda: len(starts(folder).get("erm/seed-0", [])) == 2)
     killed.kill()
-    killed.wait(60)
+    killed.wait(HANGS)
     assert processes_of(folder), "the run goes on"
     busy = run(Grid(RECIPE, ("erm",), seeds=(0,), options={"hang": True}), folder)
     assert [each.name for each in busy.busy] == ["erm/seed-0"] and not busy.results

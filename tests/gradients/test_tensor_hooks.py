@@ -140,7 +140,8 @@ def test_sums_of_recomputed_blocks_are_recorded_once(trainer: Build) -> None:
     plain, again = trainer(changes), trainer({**changes, **recomputing})
     plain.train()
     again.train()
-    assert torch.allclose(plain.group_weights, again.group_weights, atol=1e-7)
+    assert torch.allclose(plain.group_weights, again.group_weights, rtol=0, atol=1e-6)
+    assert (plain.group_weights - 0.5).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_training_is_that_of_one_backward_pass_per_group(
     exact.train()
     assert hooks.robust_loss.weight_timing == "next" and hooks.robust_loss.updates == 5
     assert torch.allclose(hooks.group_weights, exact.group_weights, rtol=0, atol=tolerance)
-    assert (hooks.group_weights - 1 / 3).abs().max() > 1e-3
+    assert (hooks.group_weights - 1 / 3).abs().max() > 20 * tolerance
     assert torch.allclose(parameters_of(hooks.model), parameters_of(exact.model), rtol=0, atol=tolerance)
 
 

@@ -192,7 +192,10 @@ def test_a_pass_in_parts_is_put_in_the_order_of_the_batch() -> None:
     with head.recording():
         model(x[[1, 3]])
         model(x[[0, 2]])
-    assert torch.equal(head.features(model(x), torch.tensor([2, 0, 3, 1])), whole)
+    # Batches of other sizes may be multiplied by other kernels.
+    in_parts = head.features(model(x), torch.tensor([2, 0, 3, 1]))
+    assert torch.allclose(in_parts, whole, rtol=1e-6, atol=1e-6 * whole.abs().max().item())
+    assert (whole - whole.roll(1, 0)).abs().max() > 1e-2
 
 
 def test_what_cannot_be_right_is_refused() -> None:

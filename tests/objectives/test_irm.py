@@ -45,7 +45,8 @@ def test_irm_starts_from_the_mean_of_the_group_means() -> None:
     losses, group_ids = tensor(1, 3, 5).requires_grad_(), torch.tensor([0, 0, 1])
     groups = GroupInfo("abc", [5, 5, 5])
     loss = GroupRobustLoss(IRM(penalty_weight=0.0), groups)(losses, group_ids, logits=losses)
-    assert loss.item() == GroupRobustLoss(ERMUW(), groups)(losses, group_ids).item() == 3.5
+    assert loss.item() == pytest.approx(3.5, rel=1e-12)
+    assert GroupRobustLoss(ERMUW(), groups)(losses, group_ids).item() == pytest.approx(3.5, rel=1e-12)
 
 
 def test_a_group_of_one_in_a_batch_gives_no_penalty() -> None:
@@ -64,7 +65,7 @@ def test_halves_go_by_turns_within_each_group() -> None:
 
 
 @settings(deadline=None, max_examples=50)
-@given(hnp.arrays(np.float64, st.integers(2, 6), elements=st.floats(-5, 5)))
+@given(hnp.arrays(np.float64, st.integers(2, 5), elements=st.floats(-5, 5)))
 def test_the_product_of_halves_is_unbiased(derivatives: np.ndarray) -> None:
     """Its mean over all orders is the mean over all pairs of different examples; the plain square is larger."""
     d = torch.as_tensor(derivatives)

@@ -3,7 +3,7 @@
 import numpy as np
 from figures import COLORS, NAMES, axes_of, bands, evaluated, history, lines_of
 from matplotlib.figure import Figure
-from tiny import text_dataset
+from tiny import predicts_one_class, text_dataset
 
 from hf_cgd.plots import MUTED, PALETTE, WORST, accuracies_figure, accuracy_curves, draw_group_weights, weight_curves
 
@@ -62,6 +62,7 @@ def test_accuracy_curves_of_a_regression_are_correlations() -> None:
     assert figure.axes[0].get_ylabel() == "group pearson" and figure.axes[0].get_ylim()[0] < -0.2
 
 
+@predicts_one_class
 def test_accuracy_curves_end_in_what_a_trainer_evaluates_at_the_end(trainer) -> None:
     run = trainer({"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=text_dataset(64, seed=1))
     run.train()

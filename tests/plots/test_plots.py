@@ -1,13 +1,12 @@
 """What holds for all figures: nothing overlaps, colours are told apart, files are written, errors say what is wrong."""
 
 import itertools
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from figures import LONG, NAMES, assert_fits, axes_of, evaluated, history, report
 from matplotlib.figure import Figure
+from programs import run
 
 from hf_cgd.plots import (
     EXTREMES,
@@ -177,4 +176,4 @@ def test_pyplot_is_never_imported() -> None:
         "p.comparison_figure({'CGD': [GroupReport((row,), {}, 'cgd')]}).draw_without_rendering(); "
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run("-c", code)

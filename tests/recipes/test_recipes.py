@@ -1,10 +1,7 @@
 """Each recipe from its command line to its report, on made data, offline, for two or three steps."""
 
 import json
-import os
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import yaml
 from made_files import nli_rows, write_images, write_jsonl, write_mnist, write_table
 from paths import RECIPES
 from PIL import Image
+from programs import run
 from tiny import tiny_distilbert
 from transformers import (
     AutoImageProcessor,
@@ -104,15 +102,11 @@ def _number(value: Any) -> Any:
 
 def test_script_without_data_ends_with_three_lines(tmp_path: Path) -> None:
     """As a program: no traceback, exit code 1."""
-    done = subprocess.run(
-        [sys.executable, RECIPES / "multinli_cgd.py", "--output_dir", tmp_path, "--use_cpu"],
-        capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"}, cwd=tmp_path, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 1
-    lines = done.stderr.strip().splitlines()
-    assert lines[-3].startswith("Expected to load 'nyu-mll/multi_nli'") and "--data_dir" in lines[-1], done.stderr
+    _, error = run(RECIPES / "multinli_cgd.py", "--output_dir", tmp_path, "--use_cpu", cwd=tmp_path, code=1)
+    lines = error.strip().splitlines()
+    assert lines[-3].startswith("Expected to load 'nyu-mll/multi_nli'") and "--data_dir" in lines[-1], error
     assert "--demo" in lines[-1] and "source" not in lines[-1]
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in error
 
 
 # ---- MultiNLI -------------------------------------------------------------------------------------------------------

@@ -70,7 +70,6 @@ def test_they_are_saved_and_matched_by_name() -> None:
     assert torch.equal(other.cosines, run.cosines[order][:, order])
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_resumed_run_has_those_of_the_uninterrupted_one(trainer: Callable[..., GroupRobustTrainer]) -> None:
     options = {"objective": "cgd", "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     straight = trainer(options)

@@ -153,8 +153,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], bool]] = 
     "ResNet": (lambda: Logits(resnet()), lambda: images(64), False),
     "ResNet, frozen norms": (lambda: FrozenNorms(resnet()), lambda: images(64), True),
     # In-place activations behind the convolutions.
-    "timm resnet10t, frozen norms": (
-        lambda: FrozenNorms(timm.create_model("resnet10t", num_classes=2)),
+    "timm resnet, frozen norms": (
+        lambda: FrozenNorms(timm.create_model("test_resnet", num_classes=2)),
         lambda: images(64),
         True,
     ),

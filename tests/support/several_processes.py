@@ -5,6 +5,7 @@
 `run_case` runs in a single process as well: the twin that several processes have to equal.
 """
 
+import gc
 import json
 import os
 import random
@@ -187,6 +188,8 @@ def run_many_groups(output_dir: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # The end of every run collects garbage: not through all modules each time, which takes longer than the run.
+    gc.freeze()
     folder, source, cases = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CASES)
     results: dict[str, Any] = {case: run_case(case, str(folder / case)) for case in cases}
     checkpoint = str(source / "cgd momentum" / "checkpoint-3")

@@ -2,9 +2,13 @@
 
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, Trainer
+
+predicts_one_class = pytest.mark.filterwarnings("ignore:A single class")
+"""For tests that evaluate a network of a few steps: it says the same of every row, and a warning says so."""
 
 
 def tiny_distilbert(num_labels: int = 2, dropout: float = 0.0, seed: int = 0, **config: Any) -> torch.nn.Module:

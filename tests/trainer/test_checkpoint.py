@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import parameters_of, text_dataset, tiny_distilbert
+from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from transformers import Trainer, TrainerCallback
 
 import hf_cgd.trainer.engine_choice
@@ -137,6 +137,7 @@ def test_the_state_is_strict_json_with_names_weights_and_counters(trainer: Build
         assert all(isinstance(value, (int, float)) for value in entry.values())
 
 
+@predicts_one_class
 def test_an_empty_evaluation_group_leaves_the_state_strict(trainer: Build) -> None:
     only_zero = text_dataset().filter(lambda row: row["group"] == 0)
     run = trainer({**SAVES, "eval_strategy": "steps", "eval_steps": 3}, eval_dataset=only_zero)

@@ -4,10 +4,6 @@ Two launches (two and three processes) are shared by all tests; their twins run 
 """
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -16,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paths import PYTHONPATH, RECIPES, SUPPORT
+from paths import RECIPES, SUPPORT
+from programs import run
 from several_processes import (
     CASES,
     EVALUATED,
@@ -27,11 +24,11 @@ from several_processes import (
     groups_of_rows,
     run_case,
 )
+from tiny import predicts_one_class
 
 from hf_cgd.data.sampling import BalancedGroupSampler, WeightedGroupSampler
 
-# One worker runs them all, since they share the launches.
-pytestmark = pytest.mark.xdist_group("several processes")
+pytestmark = predicts_one_class
 
 TWO_CPUS = RECIPES / "accelerate" / "cpu-2proc.yaml"
 WITH_THREE = (
@@ -42,19 +39,10 @@ Results = dict[int, list[dict[str, Any]]]
 
 
 def launch(folder: Path, processes: int, source: Path, *cases: str) -> list[dict[str, Any]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **{k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK", "LOCAL_RANK")},
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": PYTHONPATH,
-    }
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_CPUS), "--num_processes", str(processes)]
-    launcher += ["--main_process_port", str(port)]
-    command = [sys.executable, *launcher, str(SUPPORT / "several_processes.py"), str(folder), str(source), *cases]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", TWO_CPUS, "--num_processes", processes]
+    # Port 0 stands for one that is free.
+    launcher += ["--main_process_port", 0]
+    run(*launcher, SUPPORT / "several_processes.py", folder, source, *cases, OMP_NUM_THREADS="1")
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 

@@ -10,8 +10,6 @@ from tiny import parameters_of, tiny_distilbert, with_lora
 from hf_cgd import GroupRobustTrainer
 from hf_cgd.gradients import gradient_scope
 
-pytest.importorskip("peft", reason="needs peft, of the extra hf-cgd[all]")
-
 Build = Callable[..., GroupRobustTrainer]
 STEPS = {"step_size": 0.5, "max_steps": 5}
 

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
-from tiny import text_dataset, tiny_distilbert
+from tiny import predicts_one_class, text_dataset, tiny_distilbert
 
 from hf_cgd import GroupRobustTrainer
 
-optuna = pytest.importorskip("optuna")
+pytestmark = predicts_one_class
 
 Build = Callable[..., GroupRobustTrainer]
 STEP_SIZES = (0.01, 3.0)
@@ -62,8 +63,14 @@ def test_trials_are_runs_of_their_own_and_their_best_evaluation_counts(searching
 
 
 def test_a_comparison_of_ones_own(searching: Build) -> None:
-    found = search(searching(), compute_objective=lambda metrics: metrics["eval_accuracy"], direction="maximize")
-    assert 0 <= found.objective <= 1
+    """The last evaluation of a trial is passed to it."""
+    last = []
+    for step_size in STEP_SIZES:
+        alone = searching(step_size=step_size)
+        alone.train()
+        last.append([entry["eval_accuracy"] for entry in alone.state.log_history if "eval_accuracy" in entry][-1])
+    found = search(searching(), compute_objective=lambda metrics: 7 + metrics["eval_accuracy"], direction="maximize")
+    assert found.objective == 7 + max(last)
 
 
 def test_a_metric_that_is_not_there_is_named(searching: Build) -> None:

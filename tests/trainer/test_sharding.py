@@ -2,9 +2,6 @@
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,16 +10,14 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import DistributedType
-from paths import PYTHONPATH, SUPPORT
+from paths import SUPPORT
+from programs import run
 from sharded_processes import SETUPS, result_of, train
-from tiny import tiny_distilbert
+from tiny import predicts_one_class, tiny_distilbert
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from hf_cgd import GroupRobustTrainer
 from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
-
-# One worker runs them all, since they share the launches.
-pytestmark = pytest.mark.xdist_group("sharded processes")
 
 WRAPPED = {
     "fsdp1": ("FullyShardedDataParallel", ["Parameter"]),
@@ -53,17 +48,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
         if launcher not in found:
             failed[launcher] = "did not end"
             place = tmp_path_factory.mktemp(launcher)
-            left_out = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-            environment = {
-                **{k: v for k, v in os.environ.items() if k not in left_out},
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": PYTHONPATH,
-            }
-            command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone",
-                       "--nproc_per_node", "2", str(SUPPORT / "sharded_processes.py"), launcher, str(place)]  # fmt: skip
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
-            failed[launcher] = done.stderr[-4000:]
-            assert done.returncode == 0, failed[launcher]
+            program = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
+            try:
+                run(*program, SUPPORT / "sharded_processes.py", launcher, place, OMP_NUM_THREADS="1")
+            except AssertionError as error:
+                failed[launcher] = str(error)
+                raise
             del failed[launcher]
             found[launcher] = [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(2)]
         return found[launcher]
@@ -80,6 +70,7 @@ def unsharded(tmp_path: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return result_of(train(str(tmp_path), **changes))
 
 
+@predicts_one_class
 @pytest.mark.parametrize(("launcher", "name"), EVERY_SETUP)
 def test_two_sharded_processes_equal_one(
     results: Callable[[str], list[dict[str, Any]]], tmp_path: Path, launcher: str, name: str

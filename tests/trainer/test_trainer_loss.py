@@ -46,17 +46,12 @@ def test_group_dro_without_steps_equals_erm_on_balanced_batches(trainer: Build) 
         assert losses == pytest.approx(runs[0][1], rel=1e-5)
 
 
-def test_cgd_run_equals_a_plain_loop(trainer: Build) -> None:
-    """The Trainer's run against the update written out by hand: forward, gradients of both groups, alpha, step."""
-    data = text_dataset()
-    run = trainer(
-        {"step_size": 0.5, "gradient_layers": "all", "train_sampling_strategy": "sequential", "max_steps": 4}
-    )
-    run.train()
-    model = tiny_distilbert().train()
+def plain_loop(steps: int, step_size: float) -> tuple[list[float], torch.Tensor, torch.Tensor]:
+    """CGD by hand in float64: forward, gradients of both groups, weights, step. Losses, last weights, parameters."""
+    model = tiny_distilbert().double().train()
     alpha = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    rows = data.with_format("torch")
-    for step in range(4):
+    rows, values = text_dataset().with_format("torch"), []
+    for step in range(steps):
         batch = rows[4 * step : 4 * step + 4]
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         losses = nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
@@ -64,26 +59,51 @@ def test_cgd_run_equals_a_plain_loop(trainer: Build) -> None:
         gradients = []
         for mean in means:
             parts = torch.autograd.grad(mean, list(model.parameters()), retain_graph=True)
-            gradients.append(torch.cat([part.flatten() for part in parts]).double())
+            gradients.append(torch.cat([part.flatten() for part in parts]))
         exponents = [
             sum(
                 (means[i] * means[j]).sqrt().item()
-                * torch.nn.functional.cosine_similarity(gradients[i], gradients[j], dim=0).item()
+                * nn.functional.cosine_similarity(gradients[i], gradients[j], dim=0).item()
                 for j in (0, 1)
             )
             for i in (0, 1)
         ]
-        alpha = alpha * torch.tensor([0.5 * e for e in exponents], dtype=torch.float64).exp()
+        alpha = alpha * torch.tensor([step_size * e for e in exponents], dtype=torch.float64).exp()
         alpha = alpha / alpha.sum()
         loss = sum(weight.item() * mean for weight, mean in zip(alpha, means, strict=True))
-        assert logged(run)[step] == pytest.approx(loss.item(), rel=1e-4)
+        values.append(loss.item())
         model.zero_grad()
         loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter -= 0.1 * parameter.grad
-    assert torch.allclose(run.group_weights, alpha, atol=1e-6)
-    assert torch.allclose(parameters_of(run.model), parameters_of(model), atol=1e-6)
+    return values, alpha, parameters_of(model)
+
+
+IN_ORDER: dict[str, Any] = {
+    "step_size": 0.5, "gradient_layers": "all", "train_sampling_strategy": "sequential", "max_steps": 4,
+}  # fmt: skip
+
+
+def test_cgd_run_equals_a_plain_loop(trainer: Build) -> None:
+    run = trainer(IN_ORDER)
+    run.train()
+    losses, alpha, parameters = plain_loop(4, 0.5)
+    assert logged(run) == pytest.approx(losses, rel=1e-6)
+    assert torch.allclose(run.group_weights, alpha, rtol=0, atol=1e-6) and (alpha - 0.5).abs().max() > 1e-3
+    assert torch.allclose(parameters_of(run.model), parameters, rtol=0, atol=1e-6)
+
+
+def test_a_run_in_bfloat16_is_near_the_plain_loop(trainer: Build) -> None:
+    """As near as 8 bits of mantissa allow: a few per cent of the way that weights and parameters have gone."""
+    run = trainer({**IN_ORDER, "bf16": True, "step_size": 20.0})
+    start = parameters_of(run.model)
+    run.train()
+    losses, alpha, parameters = plain_loop(4, 20.0)
+    assert logged(run) == pytest.approx(losses, rel=2e-3)
+    assert (alpha - 0.5).abs().max() > 0.03
+    assert (run.group_weights - alpha).abs().max() < 0.04 * (alpha - 0.5).abs().max()
+    assert (parameters_of(run.model) - parameters).norm() < 0.05 * (parameters - start).norm()
 
 
 # ---- Accumulation -----------------------------------------------------------------------------------------------------
@@ -157,11 +177,14 @@ def test_micro_batches_of_eight_equal_a_batch_of_32_under_next(trainer: Build, o
         run.train()
         runs.append((parameters_of(run.model), run.group_weights, logged(run)))
     assert torch.allclose(runs[0][0], runs[1][0], atol=1e-6)
-    assert torch.allclose(runs[0][1], runs[1][1], atol=1e-6)
+    assert torch.allclose(runs[0][1], runs[1][1], rtol=0, atol=1e-6)
+    assert (runs[0][1] - 1 / 3).abs().max() > 1e-3
     assert runs[0][2] == pytest.approx(runs[1][2], rel=1e-5)
 
 
 def test_short_last_window(trainer: Build) -> None:
+    """Four micro-batches and then two: losses are means over the examples of each group in the window, weighted."""
+    data = text_dataset(24)
     run = trainer(
         {
             "learning_rate": 0.0,
@@ -169,13 +192,24 @@ def test_short_last_window(trainer: Build) -> None:
             "max_steps": -1,
             "num_train_epochs": 1,
             "objective": "group_dro",
+            "step_size": 0.5,
+            "train_sampling_strategy": "sequential",
         },
-        train_dataset=text_dataset(24),
+        train_dataset=data,
     )
     run.train()
-    losses = logged(run)
-    assert len(losses) == 2 and losses[0] == pytest.approx(losses[1], abs=1e-2)
-    assert losses[1] > 0.6
+    rows = data.with_format("torch")[:]
+    with torch.no_grad():
+        model = tiny_distilbert().double()
+        logits = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]).logits
+    losses = nn.functional.cross_entropy(logits, rows["labels"], reduction="none")
+    alpha, expected = torch.tensor([0.5, 0.5], dtype=torch.float64), []
+    for window in (slice(0, 16), slice(16, 24)):
+        means = torch.stack([losses[window][rows["group"][window] == group].mean() for group in (0, 1)])
+        expected.append((alpha @ means).item())
+        alpha = torch.softmax(alpha.log() + 0.5 * means, 0)
+    assert logged(run) == pytest.approx(expected, rel=1e-4)
+    assert torch.allclose(run.group_weights, alpha, rtol=0, atol=1e-6)
 
 
 # ---- Custom losses ----------------------------------------------------------------------------------------------------
@@ -259,12 +293,6 @@ def test_group_gradients_leave_grad_clean(trainer: Build) -> None:
     run = trainer()
     run.compute_loss(run.model.train(), next(iter(run.get_train_dataloader())))
     assert all(parameter.grad is None for parameter in run.model.parameters())
-
-
-def test_bfloat16_autocast(trainer: Build) -> None:
-    run = trainer({"bf16": True, "step_size": 0.5})
-    run.train()
-    assert bool(run.group_weights.isfinite().all()) and run.group_weights.sum().item() == pytest.approx(1)
 
 
 def test_several_gpus_in_one_process_are_refused(config: Callable[..., GroupRobustConfig]) -> None:

@@ -5,15 +5,17 @@ from collections.abc import Callable
 import pytest
 import timm
 import torch
-from tiny import image_dataset, logged, parameters_of, text_dataset, tiny_distilbert
+from tiny import image_dataset, logged, parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from torch import nn
 
 from hf_cgd import GroupRobustTrainer
 
+pytestmark = predicts_one_class
+
 Build = Callable[..., GroupRobustTrainer]
 
 
-@pytest.mark.parametrize("num_labels,labels", [(1, [0.5, -1.0] * 8), (3, [[0.0, 1, 1], [1.0, 0, 0]] * 8)])
+@pytest.mark.parametrize("num_labels,labels", [(1, [0.5, -1.0, 2.0, 0.0] * 4), (3, [[0.0, 1, 1], [1.0, 0, 0]] * 8)])
 def test_regression_and_multi_label(trainer: Build, num_labels: int, labels: list) -> None:
     data = text_dataset().remove_columns("labels").add_column("labels", labels)
     for objective in ("erm", "cgd"):
@@ -22,8 +24,21 @@ def test_regression_and_multi_label(trainer: Build, num_labels: int, labels: lis
         )
         run.train()
         metrics = run.evaluate()
-        expected = "eval_worst_group_accuracy" if num_labels == 3 else "eval_mse"
-        assert expected in metrics and metrics["eval_worst_group_loss"] >= metrics["eval_loss"] - 1e-6
+        rows = data.with_format("torch")[:]
+        with torch.no_grad():
+            logits = run.model.eval()(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]).logits
+        targets = rows["labels"].view_as(logits)
+        kind = nn.functional.binary_cross_entropy_with_logits if num_labels == 3 else nn.functional.mse_loss
+        losses = kind(logits, targets, reduction="none").mean(dim=1)
+        assert metrics["eval_loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
+        worst = max(losses[rows["group"] == group].mean().item() for group in (0, 1))
+        assert metrics["eval_worst_group_loss"] == pytest.approx(worst, rel=1e-5)
+        if num_labels == 3:
+            right = ((logits > 0) == targets.bool()).all(dim=1).double()
+            worst = min(right[rows["group"] == group].mean().item() for group in (0, 1))
+            assert metrics["eval_worst_group_accuracy"] == pytest.approx(worst)
+        else:
+            assert metrics["eval_mse"] == pytest.approx(losses.mean().item(), rel=1e-5)
 
 
 # ---- Models -----------------------------------------------------------------------------------------------------------
@@ -33,12 +48,18 @@ def test_regression_and_multi_label(trainer: Build, num_labels: int, labels: lis
 def test_a_raw_timm_network(trainer: Build, objective: str) -> None:
     torch.manual_seed(0)
     network = timm.create_model("test_resnet", pretrained=False, num_classes=2)
-    run = trainer(
-        {"objective": objective}, model=network, train_dataset=image_dataset(), eval_dataset=image_dataset(seed=1)
-    )
+    data = image_dataset(seed=1)
+    run = trainer({"objective": objective}, model=network, train_dataset=image_dataset(), eval_dataset=data)
+    before = parameters_of(network)
     run.train()
-    metrics = run.evaluate()
-    assert metrics["eval_group_count/0"] == 6
+    assert (parameters_of(network) - before).norm() > 1e-2
+    metrics, rows = run.evaluate(), data[:]
+    with torch.no_grad():
+        losses = nn.functional.cross_entropy(network.eval()(rows["pixel_values"]), rows["labels"], reduction="none")
+    for group in (0, 1):
+        mean = losses[rows["group"] == group].mean().item()
+        assert metrics[f"eval_group_loss/{group}"] == pytest.approx(mean, rel=1e-5)
+        assert metrics[f"eval_group_count/{group}"] == 6
     assert run.predict(image_dataset().remove_columns(["labels", "group"])).predictions.shape == (12, 2)
     assert run.predict(image_dataset().remove_columns(["labels", "group"]).select([0])).predictions.shape == (1, 2)
 
@@ -51,8 +72,14 @@ def test_a_raw_network_without_groups(trainer: Build) -> None:
         train_dataset=image_dataset(),
         eval_dataset=image_dataset(),
     )
+    before = parameters_of(network)
     run.train()
-    assert run.evaluate()["eval_loss"] > 0
+    assert (parameters_of(network) - before).norm() > 1e-2
+    rows = image_dataset()[:]
+    loss = run.evaluate()["eval_loss"]
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(network.eval()(rows["pixel_values"]), rows["labels"])
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_models_that_return_tuples(trainer: Build) -> None:
@@ -79,7 +106,10 @@ def test_any_module_that_returns_logits(trainer: Build) -> None:
 
     run = trainer(model=Bag(), eval_dataset=text_dataset())
     run.train()
-    assert 0 <= run.evaluate()["eval_worst_group_accuracy"] <= 1
+    rows = text_dataset().with_format("torch")[:]
+    right = (run.model(rows["input_ids"]).argmax(dim=1) == rows["labels"]).double()
+    worst = min(right[rows["group"] == group].mean().item() for group in (0, 1))
+    assert run.evaluate()["eval_worst_group_accuracy"] == pytest.approx(worst)
 
 
 def test_a_network_whose_input_cannot_be_told(trainer: Build) -> None:
@@ -90,14 +120,20 @@ def test_a_network_whose_input_cannot_be_told(trainer: Build) -> None:
 
 @pytest.mark.parametrize("changes", [dict(model="frozen head"), dict(model="unused layer")])
 def test_frozen_and_unused_layers_among_the_last(trainer: Build, changes: dict) -> None:
-    model = tiny_distilbert()
-    if changes["model"] == "frozen head":
-        model.pre_classifier.requires_grad_(False)
-    else:
-        model.classifier_extra = nn.Linear(4, 4)
-    run = trainer({"step_size": 0.5}, model=model)
-    run.train()
-    assert run.robust_loss.updates == 3
+    runs = []
+    for engine in ("auto", "per_group"):
+        model = tiny_distilbert()
+        if changes["model"] == "frozen head":
+            model.pre_classifier.requires_grad_(False)
+        else:
+            model.classifier_extra = nn.Linear(4, 4)
+        run = trainer({"step_size": 0.5, "gradient_engine": engine}, model=model)
+        run.train()
+        assert run.robust_loss.updates == 3 and (run.group_weights - 0.5).abs().max() > 1e-3
+        untouched = tiny_distilbert().pre_classifier.weight
+        assert torch.equal(model.pre_classifier.weight, untouched) == (changes["model"] == "frozen head")
+        runs.append(run.group_weights)
+    assert torch.allclose(*runs, rtol=0, atol=1e-6)
 
 
 def test_everything_selected_is_frozen(trainer: Build) -> None:
