@@ -117,6 +117,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
         hf_cgd.distributed.communication.dist = original
     others = trainer.accelerator.gather(parameters_of(trainer.model)[None])
     weights = trainer.group_weights
+    pooled = getattr(trainer.robust_loss._estimator, "pooled_rows", None)
     result = {
         "world": trainer.accelerator.num_processes,
         "wrapped": type(trainer.model_wrapped).__name__,
@@ -131,7 +132,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
         ],
         "engine": getattr(getattr(trainer.robust_loss._engine, "chosen", None), "name", None),
         "collectives": collectives.calls,
-        "row_size": trainer.robust_loss._estimator.pooled_rows.row_size,
+        "row_size": 0 if pooled is None else pooled.row_size,
     }
     if name in EVALUATED:
         metrics = trainer.evaluate()
