@@ -28,7 +28,7 @@ from tiny import predicts_one_class
 
 from hf_cgd.data.sampling import BalancedGroupSampler, WeightedGroupSampler
 
-pytestmark = predicts_one_class
+pytestmark = [predicts_one_class, pytest.mark.slow]
 
 TWO_CPUS = RECIPES / "accelerate" / "cpu-2proc.yaml"
 WITH_THREE = (
