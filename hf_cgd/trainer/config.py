@@ -115,7 +115,7 @@ class GroupOptions:
         Raises:
             ValueError: an unknown objective, a knob it does not have, or a value outside its range.
         """
-        return build_objective(self.objective, {knob: getattr(self, knob) for knob in KNOBS})
+        return build_objective(self.objective, {knob: getattr(self, knob, None) for knob in KNOBS})
 
 
 def options_of(args: TrainingArguments) -> GroupOptions:
