@@ -119,8 +119,10 @@ class Objective:
         for old, new in _FORMER_DECLARATIONS.items():
             if old in cls.__dict__:
                 raise TypeError(f"{cls.__qualname__} declares {old!r}, which is {new} now. Rename it.")
-        if "loss" in cls.__dict__ and "linear_in_losses" not in cls.__dict__:
-            cls.linear_in_losses = False
+        if "loss" in cls.__dict__:
+            # What a parent class says of its own scalar does not hold for another one.
+            cls.linear_in_losses = cls.__dict__.get("linear_in_losses", False)
+            cls.plain_mean = cls.__dict__.get("plain_mean", False)
 
     @property
     def statistics(self) -> frozenset[Statistic]:

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 from transformers import TrainingArguments
 
 from hf_cgd.data.sampling import GROUP_SAMPLINGS, GroupSampling
-from hf_cgd.gradients import ENGINES
+from hf_cgd.gradients import ENGINES, Engine
 from hf_cgd.gradients.scope import parse_gradient_layers
 from hf_cgd.metrics import lower_is_better
 from hf_cgd.monitors import NONFINITE, NonFinite
@@ -16,7 +16,6 @@ from hf_cgd.objectives.base import require_one_of
 from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm, Variant
 from hf_cgd.robust_loss.loss import WEIGHT_TIMINGS, WeightTiming
 
-EngineName = Literal["auto", "single_pass", "sketch", "tensor_hooks", "per_group"]
 ForwardMode = Literal["joint", "split"]
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
 
@@ -79,7 +78,7 @@ class GroupOptions:
         "regular expressions over parameter names.",
         nargs="+",
     )
-    gradient_engine: EngineName = _option(
+    gradient_engine: Engine = _option(
         "How group gradients are taken. 'single_pass' gets those of all groups from one pass over the activations. "
         "'per_group' runs one backward pass for each group. 'auto' checks on the first batch whether 'single_pass' is "
         "exact and takes 'per_group' where it is not. 'sketch' compares random sketches of the gradients: cheaper "
@@ -116,7 +115,7 @@ class GroupOptions:
         Raises:
             ValueError: an unknown objective, a knob it does not have, or a value outside its range.
         """
-        return build_objective(self.objective, {knob: getattr(self, knob) for knob in KNOBS})
+        return build_objective(self.objective, {knob: getattr(self, knob, None) for knob in KNOBS})
 
 
 def options_of(args: TrainingArguments) -> GroupOptions:
