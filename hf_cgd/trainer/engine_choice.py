@@ -22,6 +22,8 @@ from hf_cgd.gradients import (
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
+from hf_cgd.trainer.example_weights import ExampleWeights
+from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
 logger = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ class EngineChoice:
             ValueError: options, groups and model do not fit the objective.
         """
         args, options = self._args, options_of(self._args)
-        communication = _communication(accelerator, args)
+        communication = communication_of(accelerator, args)
         engine = self._engine(objective, model, accelerator, communication) if objective.needs_gradients else None
         late = args.gradient_accumulation_steps > 1 or (engine is not None and engine.timing == "after_backward")
         return GroupRobustLoss(
@@ -88,6 +90,12 @@ class EngineChoice:
             nonfinite=options.nonfinite,
             arithmetic=DeviceArithmetic(args.device) if needs_static_shapes(args.device) else None,
         )
+
+    def example_weights(self, objective: Objective, setup: GroupSetup, accelerator: Accelerator) -> ExampleWeights:
+        """What the losses of a run's training examples are weighed by."""
+        num_groups = None if setup.groups is None else len(setup.groups)
+        communication = communication_of(accelerator, self._args)
+        return ExampleWeights(objective, num_groups, setup.class_weights, options_of(self._args), communication)
 
     def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:
         """Say in the log what a run trains by: objective, groups, and where group gradients are taken."""
@@ -141,7 +149,8 @@ class EngineChoice:
         return gradient_scope(model) if layers is None else gradient_scope(model, layers)
 
 
-def _communication(accelerator: Accelerator, args: TrainingArguments) -> Communication:
+def communication_of(accelerator: Accelerator, args: TrainingArguments) -> Communication:
+    """Sums over the processes of a run."""
     if accelerator.num_processes == 1:
         return Communication()
     if dist.is_initialized():

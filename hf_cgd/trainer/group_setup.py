@@ -25,6 +25,7 @@ from hf_cgd.models.example_losses import CLASSIFICATION
 from hf_cgd.models.outputs import declared_problem_type, forward_parameters, num_outputs_of, renamed_input
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.trainer.example_weights import class_weights_of, require_weight_column
 
 Collator = Callable[[list[Any]], Any]
 
@@ -77,6 +78,10 @@ class GroupSetup:
         """{column: argument} for a model whose input is not named like a column."""
         self._train_group_ids: np.ndarray | None = None
         self._read(objective, model, given)
+        classes = num_outputs_of(model)
+        self.class_weights = class_weights_of(options.class_weights, train_dataset, self._label_columns, classes)
+        """Weight of each class in the training loss [C]; None for none."""
+        require_weight_column(options.example_weight_column, train_dataset)
         self.evaluation = EvaluationGroups(self.columns, options.eval_group_column, self.groups)
         """Groups that evaluations are reported for."""
 
@@ -96,25 +101,26 @@ class GroupSetup:
     @property
     def extra_columns(self) -> list[str]:
         """Columns that a dataset has to keep although the model has no argument of their name."""
-        return [*self.columns, *self.evaluation.columns, *self.renamed]
+        return [*self.columns, *self.evaluation.columns, *self.renamed, *self.keys_beside[1:]]
 
     def suits(self, train_dataset: Any, objective: Objective) -> bool:
         """Whether this was read from that training set and holds all that the objective needs."""
         uncounted = self.groups is not None and self.groups.class_counts is None
         return self.train_dataset is train_dataset and not (uncounted and "class_counts" in objective.reads)
 
-    def take_ids(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """A batch without its group ids, and the ids: [B], or memberships [B, K]; None where it has none."""
-        rest = dict(inputs)
-        return rest, rest.pop(self.key, None)
+    @property
+    def keys_beside(self) -> list[str]:
+        """Keys of a batch that no model takes: those of group ids and of example weights."""
+        column = self._options.example_weight_column
+        return [self.key] if column is None else [self.key, column]
 
     def require_ids(self, ids: Any, inputs: Mapping[str, Any]) -> None:
         """Raise a ValueError where a training batch has none."""
         if ids is None:
             raise ValueError(
                 f"Expected the batch to hold the group ids under {self.key!r}, got {sorted(inputs)}. Build "
-                "loaders with collate_fn=self.data_collator in get_train_dataloader(), which keeps them, or put the ids there. A "
-                "compute_loss that calls super().compute_loss must hand on at least one tensor of its batch."
+                "loaders with collate_fn=self.data_collator in get_train_dataloader(), which keeps them, or put the "
+                "ids there. A compute_loss that calls super().compute_loss must hand on at least one tensor of its batch."
             )
 
     def training_collator(self, collator: Collator, in_group_order: bool) -> Collator:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
 
 from hf_cgd.objectives import Objective
-from hf_cgd.trainer.batch_ids import BatchIds, without
+from hf_cgd.trainer.beside_batches import BesideBatches, without
 from hf_cgd.trainer.group_setup import GroupSetup
 
 LOADERS = ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader")
@@ -26,6 +26,11 @@ class GroupDataTrainer(Trainer):
     """The user's collator, while `data_collator` is the one that keeps group ids."""
     _asked_for_sampler = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._beside = BesideBatches()
+        """Group ids and example weights of the batches of the step in progress."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in LOADERS:
@@ -35,35 +40,28 @@ class GroupDataTrainer(Trainer):
     def _read_groups(self, anew: bool = False) -> None:
         raise NotImplementedError
 
-    @property
-    def _ids(self) -> BatchIds:
-        """Ids of the batches of the step in progress."""
-        if "_batch_ids" not in self.__dict__:
-            self._batch_ids = BatchIds()
-        return self._batch_ids
-
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """The micro-batches of one optimizer step; their group ids are taken out and kept beside them."""
-        self._ids.forget()
+        """The micro-batches of one optimizer step; group ids and weights are taken out and kept beside."""
+        self._beside.forget()
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        return [self._ids.take(batch, self._setup.key) for batch in batches], num_items
+        return [self._beside.take(batch, self._setup.keys_beside) for batch in batches], num_items
 
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """See `Trainer.training_step`."""
-        return super().training_step(model, self._ids.take(inputs, self._setup.key), *args, **kwargs)
+        return super().training_step(model, self._beside.take(inputs, self._setup.keys_beside), *args, **kwargs)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        inputs, ids = without(inputs, self._setup.key)
+        inputs, taken = without(inputs, self._setup.keys_beside)
         prepared = super()._prepare_inputs(inputs)
-        self._ids.remember(prepared, self._ids.find(inputs) if ids is None else ids)
+        self._beside.remember(prepared, taken or self._beside.find(inputs))
         return prepared
 
-    def _split_ids(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """A batch without group ids, and its ids: those in it, or those that were taken out of it before."""
-        rest, ids = self._setup.take_ids(inputs)
-        return rest, self._ids.find(rest) if ids is None else ids
+    def _split(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """What the model takes of a batch, and what travels beside it: still in it, or taken out before."""
+        rest, taken = without(inputs, self._setup.keys_beside)
+        return dict(rest), taken or self._beside.find(rest)
 
     @contextmanager
     def _keeping_ids(self, dataset: Any, is_training: bool) -> Iterator[None]:

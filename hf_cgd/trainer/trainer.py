@@ -15,7 +15,7 @@ from hf_cgd.metrics import GroupReport, is_interval
 from hf_cgd.models.outputs import logits_of
 from hf_cgd.objectives import Objective, build_objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
-from hf_cgd.trainer.batch_ids import without
+from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.engine_choice import EngineChoice
@@ -23,14 +23,13 @@ from hf_cgd.trainer.evaluation import EvaluationMetrics, ExampleResults, GroupEv
 from hf_cgd.trainer.forward import GroupForward, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
-from hf_cgd.trainer.loaders import GroupDataTrainer
-from hf_cgd.trainer.mid_step import StepStart
 from hf_cgd.trainer.own_loss import require_objective_used
-from hf_cgd.trainer.resume import RunState, mark_incomplete, save_tensors, saved_entry
-from hf_cgd.trainer.search import comparison
+from hf_cgd.trainer.resume import RunState
+from hf_cgd.trainer.saving import GroupCheckpointTrainer
+from hf_cgd.trainer.search import WorstGroupSearch
 
 
-class GroupRobustTrainer(GroupDataTrainer):
+class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
     The group column reaches the loss and the metrics and never `model.forward`. `evaluate()` and `predict()` report
@@ -64,7 +63,6 @@ class GroupRobustTrainer(GroupDataTrainer):
         self._set_up = partial(GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups)
         self._engine_choice = EngineChoice(self.args)
         self._run_state = RunState()
-        self._step_start = StepStart()
         self._batches_left = 0
         """Micro-batches of the step in progress whose loss the objective has not formed."""
         self._group_log: GroupLog | None = None
@@ -128,26 +126,6 @@ class GroupRobustTrainer(GroupDataTrainer):
         self.robust_loss = None
         return super().train(checkpoint, trial, ignore_keys_for_eval)
 
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[[Any], dict[str, Any]] | None = None,
-        compute_objective: Callable[[dict[str, float]], float] | None = None,
-        n_trials: int = 20,
-        direction: str | list[str] | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        """See `Trainer.hyperparameter_search`; trials are compared by their worst group.
-
-        Knobs of the objective can be searched like any other field of `GroupRobustConfig`. Without a
-        `compute_objective`, the best `metric_for_best_model` of a trial counts ("worst_group_accuracy" where there is
-        none), in its own direction. (The parent's default adds up all metrics, group counts among them.)
-        """
-        compute_objective, direction = comparison(
-            self.args, compute_objective, direction, lambda: self.state.log_history
-        )
-        return super().hyperparameter_search(hp_space, compute_objective, n_trials, direction, *args, **kwargs)
-
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
         self._require_that_groups_were_sampled()
@@ -158,14 +136,15 @@ class GroupRobustTrainer(GroupDataTrainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
         """The micro-batches of one optimizer step; their group counts are taken note of."""
-        awaits_signal = self._network if self.args.enable_jit_checkpoint else None
-        self._step_start.note(self.state.global_step, self.robust_loss, awaits_signal)
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._batches_left = len(batches)
-        if self.robust_loss is not None and not self._uses_parent_loss and batches:
-            ids = [self._ids.find(batch) for batch in batches]
-            if not any(part is None for part in ids):
-                self.robust_loss.open_window(ids)
+        if batches and not self._uses_parent_loss:
+            beside = [self._beside.find(batch) for batch in batches]
+            if self.robust_loss is not None and all(self._setup.key in taken for taken in beside):
+                self.robust_loss.open_window([taken[self._setup.key] for taken in beside])
+            if self._example_weights.are_set and not self._has_own_loss:
+                labels = [labels_in(batch, self.label_names[0]) for batch in batches]
+                self._example_weights.open_step(labels, beside, self._setup.key)
         return batches, num_items
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -183,7 +162,8 @@ class GroupRobustTrainer(GroupDataTrainer):
 
         The group weights move here, before the parameters do, once per optimizer step.
         """
-        inputs, group_ids = self._split_ids(inputs)
+        inputs, beside = self._split(inputs)
+        group_ids = beside.get(self._setup.key)
         labels = labels_in(inputs, self.label_names[0])
         robust_loss = self.robust_loss if model.training and torch.is_grad_enabled() else None
         if robust_loss is not None:
@@ -200,7 +180,9 @@ class GroupRobustTrainer(GroupDataTrainer):
             del inputs[self.label_names[0]]
             if robust_loss is not None:
                 self._setup.require_ids(group_ids, inputs)
-            losses_of = partial(self._losses_of_examples, num_items_in_batch=num_items_in_batch)
+            losses_of: Callable[..., Tensor] = partial(self._losses_of_examples, num_items_in_batch=num_items_in_batch)
+            if model.training and torch.is_grad_enabled() and self._example_weights.are_set:
+                losses_of = self._example_weights.weighing(losses_of, beside, self._setup.key)
             loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, losses_of)
         return (loss, outputs) if return_outputs else loss
 
@@ -212,24 +194,6 @@ class GroupRobustTrainer(GroupDataTrainer):
         super().log(shown, start_time)
         logs.update({name: value for name, value in shown.items() if name not in logs})
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """See `Trainer.save_model`. A checkpoint gets the large part of the group state as well."""
-        if _internal_call and self.args.should_save:
-            mark_incomplete(output_dir)
-        super().save_model(output_dir, _internal_call)
-        if _internal_call and output_dir is not None and self.robust_loss is not None:
-            state = self._step_start.state_of(self.robust_loss, self.state.global_step)
-            save_tensors(self.robust_loss, state, output_dir, self.is_world_process_zero())
-
-    def group_state(self) -> dict[str, Any]:
-        """What a checkpoint holds of the groups: the state after the last completed step."""
-        loss = self.robust_loss
-        return saved_entry(loss, None if loss is None else self._step_start.state_of(loss, self.state.global_step))
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        with self._step_start.put_back(self.state.global_step):
-            super()._save_checkpoint(*args, **kwargs)
-
     def require_objective_used(self) -> None:
         """Called before an optimizer step."""
         require_objective_used(self, self.robust_loss, self._batches_left)
@@ -240,7 +204,8 @@ class GroupRobustTrainer(GroupDataTrainer):
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor | None, Any, Any]:
         """See `Trainer.prediction_step`; the labels are an `ExampleResults` where the groups are known."""
-        inputs, group_ids = without(inputs, self._setup.key)
+        inputs, beside = without(inputs, self._setup.keys_beside)
+        group_ids = beside.get(self._setup.key)
         loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         if isinstance(logits, Tensor) and logits.ndim == 1 and labels is None and self._setup.renamed:
             # The parent takes a tensor with one row for a tuple with one entry.
@@ -287,7 +252,8 @@ class GroupRobustTrainer(GroupDataTrainer):
 
     @property
     def _uses_parent_loss(self) -> bool:
-        return self._forward.left_to_the_trainer(self.accelerator.num_processes, self.compute_loss_func)
+        weighs, alone = self._example_weights.are_set, self.accelerator.num_processes
+        return not weighs and self._forward.left_to_the_trainer(alone, self.compute_loss_func)
 
     def _losses_of_examples(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)
@@ -305,6 +271,9 @@ class GroupRobustTrainer(GroupDataTrainer):
         self.group_objective = self._given_objective or options_of(self.args).build_objective()
         self._read_groups()
         self._forward = GroupForward(self._network, self.group_objective, self.args, self.groups is not None)
+        self._example_weights = self._engine_choice.example_weights(
+            self.group_objective, self._setup, self.accelerator
+        )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
         build, objective = self._engine_choice.build_loss, self.group_objective
         return None if self.groups is None else build(objective, self.groups, self._network, self.accelerator)
