@@ -1,6 +1,7 @@
 """What goes into a network and what comes out of it, whatever library it is from."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -20,6 +21,13 @@ def num_outputs_of(model: nn.Module | None) -> int | None:
     """Number of classes or of regression targets that a network declares, None where it does not say."""
     config = getattr(model, "config", None)
     return getattr(config, "num_labels", None) or getattr(model, "num_classes", None)
+
+
+def class_names_of(model: nn.Module | None) -> list[str]:
+    """Names of a network's classes, [] where it has none: of its config, which calls a class without one LABEL_2."""
+    names = getattr(getattr(model, "config", None), "id2label", None) or {}
+    found = [str(names[number]) for number in sorted(names)]
+    return [] if all(re.fullmatch(r"LABEL_\d+", name) for name in found) else found
 
 
 def declared_problem_type(model: nn.Module | None) -> str | None:

@@ -32,7 +32,11 @@ class GroupOptions:
     that is set for an objective that does not have it raises a ValueError that lists the ones it has.
     """
 
-    objective: str = _option(f"What is minimised: one of {', '.join(OBJECTIVES)}.", "cgd", choices=list(OBJECTIVES))
+    objective: str = _option(
+        f"What is minimised: one of {', '.join(OBJECTIVES)}, or the import path of your own, "
+        "'my_package.module:MyObjective'.",
+        "cgd",
+    )
     group_column: list[str] | str | None = _option(
         "Column that holds the group of an example: integers >= 0, strings, bools or a ClassLabel. Several columns "
         "are crossed: one group for each combination that occurs.",
@@ -127,6 +131,32 @@ class GroupOptions:
             ValueError: an unknown objective, a knob it does not have, or a value outside its range.
         """
         return build_objective(self.objective, {knob: getattr(self, knob, None) for knob in KNOBS})
+
+
+def objective_of(given: Objective | str | None, args: TrainingArguments) -> Objective:
+    """The objective of a run: what the trainer was given, with the options of its config, or else the config's.
+
+    Raises:
+        ValueError: options of the config that have no effect beside the one that was given.
+    """
+    options = options_of(args)
+    if given is None:
+        return options.build_objective()
+    knobs = {knob: getattr(options, knob, None) for knob in KNOBS}
+    if isinstance(given, str):
+        return build_objective(given, knobs)
+    idle = [knob for knob, value in knobs.items() if value is not None]
+    if idle:
+        raise ValueError(
+            f"{', '.join(idle)} of the config would be ignored beside objective={given!r}, which has its own values. "
+            f"Give them to the objective: {type(given).__name__}({', '.join(f'{k}={knobs[k]!r}' for k in idle)})."
+        )
+    if options.objective not in (GroupOptions.objective, given.name):
+        raise ValueError(
+            f"The config says objective={options.objective!r} and the trainer was given {given!r}. Leave one of them "
+            "out."
+        )
+    return given
 
 
 def options_of(args: TrainingArguments) -> GroupOptions:

@@ -3,6 +3,8 @@
 import logging
 from typing import Any
 
+import torch
+import torch._functorch.config
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
@@ -137,6 +139,8 @@ class EngineChoice:
             assert self.tensor_hooks is not None
             return self.tensor_hooks
         self.tensor_hooks = None
+        if self._args.torch_compile:
+            _prepare_for_compiled_code()
         parameters = list(self._scope(model).values())
         # The fast engines need one forward pass of the whole batch, and one coefficient for each group.
         if engine == "per_group" or options.forward_mode == "split" or not objective.linear_in_losses:
@@ -173,3 +177,13 @@ def _require_static_shapes(forward_mode: str, engine: str) -> None:
             f"gradient_engine={engine!r} takes slices as long as groups are, and XLA devices would compile each anew. "
             f"Expected one of {', '.join(STATIC_ENGINES)}."
         )
+
+
+def _prepare_for_compiled_code() -> None:
+    """Make compiled backward passes repeatable: group gradients need several over one graph."""
+    # Compiled code may else reuse the memory of saved activations in the first of them, and refuses a second.
+    torch._functorch.config.donated_buffer = False
+    logger.warning(
+        "torch_compile=True: group gradients are compared on the first step. Where compiled code hides what the "
+        "single pass needs, each step takes one backward pass for each group, and a line of the log (INFO) says so."
+    )

@@ -120,7 +120,7 @@ class GroupSetup:
             raise ValueError(
                 f"Expected the batch to hold the group ids under {self.key!r}, got {sorted(inputs)}. Build "
                 "loaders with collate_fn=self.data_collator in get_train_dataloader(), which keeps them, or put the "
-                "ids there. A compute_loss that calls super().compute_loss must hand on at least one tensor of its batch."
+                "ids there. A compute_loss that calls super().compute_loss must hand on some tensor of its batch."
             )
 
     def training_collator(self, collator: Collator, in_group_order: bool) -> Collator:

@@ -12,12 +12,12 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.metrics import GroupReport, is_interval
-from hf_cgd.models.outputs import logits_of
-from hf_cgd.objectives import Objective, build_objective
+from hf_cgd.models.outputs import class_names_of, logits_of
+from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
-from hf_cgd.trainer.config import options_of
+from hf_cgd.trainer.config import objective_of, options_of
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluation import EvaluationMetrics, ExampleResults, GroupEvaluation, on_plain_labels
 from hf_cgd.trainer.forward import GroupForward, labels_in
@@ -59,7 +59,7 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         options = options_of(self.args)
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())
-        self._given_objective = build_objective(objective) if isinstance(objective, str) else objective
+        self._given_objective = objective
         self._set_up = partial(GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups)
         self._engine_choice = EngineChoice(self.args)
         self._run_state = RunState()
@@ -68,9 +68,10 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         self._group_log: GroupLog | None = None
         self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
         self.group_evaluation = GroupEvaluation()
+        self.group_evaluation.class_names = class_names_of(self.model)
         self.all_metrics = self.group_evaluation.latest
         """The latest metrics of every evaluation set, with their prefixes."""
-        self.group_objective: Objective = self._given_objective or options.build_objective()
+        self.group_objective: Objective = objective_of(objective, self.args)
         """What is minimised. (`objective` is the Trainer's own name for the number that a search compares.)"""
         self._engine_choice.require_supported(self.group_objective, self._network, self.accelerator)
         self._read_groups(anew=True)
@@ -113,7 +114,8 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
             self.evaluate()
         weights, counts = self._setup.by_name(self.group_weights), self._setup.train_counts
         names, objective = self.eval_groups.names, self.group_objective.name
-        return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights)
+        step = None if self.robust_loss is None else self.robust_loss.steps
+        return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights, step)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
@@ -268,7 +270,7 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
 
     def _build_loss(self) -> GroupRobustLoss | None:
         """Objective and loss of a run, for the options and the model as they are now."""
-        self.group_objective = self._given_objective or options_of(self.args).build_objective()
+        self.group_objective = objective_of(self._given_objective, self.args)
         self._read_groups()
         self._forward = GroupForward(self._network, self.group_objective, self.args, self.groups is not None)
         self._example_weights = self._engine_choice.example_weights(
