@@ -69,13 +69,19 @@ class Column:
             codes[row] = place
         return different, codes
 
+    def with_class_names(self, class_names: Sequence[str] | None) -> "Column":
+        """The same column; with these names of its classes where it has none of its own."""
+        if self.class_names or class_names is None:
+            return self
+        return Column(self._given, class_names, self.rows, self.renumbered)
+
     def row(self, place: int) -> int:
         """The dataset's number of the row of that value."""
         return int(place if self.rows is None else self.rows[place])
 
     def rows_of(self, codes: Iterable[int]) -> list[int]:
         """Numbers of the rows that hold one of the different values (see `factors`) at these places."""
-        return [self.row(place) for place in np.flatnonzero(np.isin(self.factors[1], list(codes)))]
+        return [self.row(place) for place in np.flatnonzero(np.isin(self.factors[1], list(codes))).tolist()]
 
 
 def is_missing(value: Any) -> bool:

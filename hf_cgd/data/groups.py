@@ -60,10 +60,10 @@ class GroupInfo:
             object.__setattr__(self, "class_counts", rows)
             totals = tuple(sum(column) for column in zip(*rows, strict=False))
             fits = bool(rows) and all(len(row) == len(self.names) and min(row) >= 0 for row in rows)
-            if not fits or (self.counts is not None and totals != self.counts):
+            if not fits or (self.counts is not None and any(a > b for a, b in zip(totals, self.counts, strict=True))):
                 raise ValueError(
                     f"Expected class_counts with one row of {len(self.names)} numbers >= 0 per class, whose sums over "
-                    f"the classes are the counts {self.counts and list(self.counts)}, got {list(map(list, rows))}."
+                    f"the classes are at most the counts {self.counts and list(self.counts)}, got {list(map(list, rows))}."
                 )
 
     def __len__(self) -> int:

@@ -212,6 +212,7 @@ class GroupRobustTrainer(Trainer):
             self.data_collator = self._setup.training_collator(own, self.group_objective.needs_gradients)
         else:
             self.data_collator = self._setup.evaluation_collator(own, dataset)
+        dataset = self._setup.rows_with_groups(dataset, bool(kwargs.get("is_training")))
         try:
             return super()._get_dataloader(dataset, *args, **kwargs)
         finally:
@@ -277,8 +278,9 @@ class GroupRobustTrainer(Trainer):
     def _read_groups(self, anew: bool = False) -> None:
         if anew or not self._setup.suits(self.train_dataset, self.group_objective):
             self._setup: GroupSetup = self._set_up(
-                self.train_dataset, self.eval_dataset, self.group_objective, self._network
-            )
+                self.train_dataset, self.eval_dataset, self.group_objective, self._network,
+                collator=self.data_collator, own_loss=self.compute_loss_func is not None,
+            )  # fmt: skip
             self.groups, self.eval_groups, self.group_key = self._setup.groups, self._setup.evaluation, self._setup.key
             self._signature_columns = None
 
@@ -287,6 +289,7 @@ class GroupRobustTrainer(Trainer):
         self.group_objective = self._given_objective or options_of(self.args).build_objective()
         self._read_groups()
         self._forward = GroupForward(self._network, self.group_objective, self.args, self.groups is not None)
+        self._forward.label_kind = self._setup.labels.kind
         # The parent has to know whether to divide the loss by the number of accumulated micro-batches.
         self.model_accepts_loss_kwargs = self._uses_parent_loss and self._parent_accepts_loss_kwargs
         self.loss_is_scaled_for_ga = None if self._uses_parent_loss else False
