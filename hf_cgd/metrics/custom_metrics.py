@@ -42,7 +42,9 @@ class GroupMetric:
         if value is None:
             return float("nan")
         if isinstance(value, Mapping) or np.ndim(value) != 0:
-            raise ValueError(f"group_metrics[{name!r}] must give one number, got {value!r}. Name the one to be compared.")
+            raise ValueError(
+                f"group_metrics[{name!r}] must give one number, got {value!r}. Name the one to be compared."
+            )
         return float(value)
 
 
@@ -55,7 +57,9 @@ def as_group_metrics(given: Mapping[str, Any] | None) -> dict[str, GroupMetric]:
     found = {}
     for name, metric in (given or {}).items():
         if not re.fullmatch(r"\w+", name) or name in ("accuracy", "loss", "pearson", "count", "mse"):
-            raise ValueError(f"group_metrics: expected a name of letters, digits and _ that is not ours, got {name!r}.")
+            raise ValueError(
+                f"group_metrics: expected a name of letters, digits and _ that is not ours, got {name!r}."
+            )
         own = metric if isinstance(metric, GroupMetric) else GroupMetric(metric)
         if not callable(getattr(own.compute, "compute", own.compute)):
             raise ValueError(

@@ -83,7 +83,9 @@ class GroupDataTrainer(Trainer):
 
     def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> DataLoader:
         """Behind `get_train_dataloader`, `get_eval_dataloader` and `get_test_dataloader`."""
-        with self._keeping_ids(dataset, bool(kwargs.get("is_training"))):
+        is_training = bool(kwargs.get("is_training"))
+        with self._keeping_ids(dataset, is_training):
+            dataset = self._setup.rows_with_groups(dataset, is_training)
             return super()._get_dataloader(dataset, *args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:

@@ -263,8 +263,9 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
     def _read_groups(self, anew: bool = False) -> None:
         if anew or not self._setup.suits(self.train_dataset, self.group_objective):
             self._setup: GroupSetup = self._set_up(
-                self.train_dataset, self.eval_dataset, self.group_objective, self._network
-            )
+                self.train_dataset, self.eval_dataset, self.group_objective, self._network,
+                collator=self._own_collator or self.data_collator, own_loss=self.compute_loss_func is not None,
+            )  # fmt: skip
             self.groups, self.eval_groups, self.group_key = self._setup.groups, self._setup.evaluation, self._setup.key
             self._signature_columns = None
 
@@ -273,6 +274,7 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         self.group_objective = objective_of(self._given_objective, self.args)
         self._read_groups()
         self._forward = GroupForward(self._network, self.group_objective, self.args, self.groups is not None)
+        self._forward.label_kind = self._setup.labels.kind
         self._example_weights = self._engine_choice.example_weights(
             self.group_objective, self._setup, self.accelerator
         )
