@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hf_cgd.metrics.group_metrics import ONE_CLASS
 from hf_cgd.metrics.tables import markdown, plain
 
 COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
@@ -76,7 +77,7 @@ class GroupReport:
             for name in group_names
         )
         names = ("accuracy", "worst_group_accuracy", "mean_group_accuracy", "adjusted_accuracy",
-                 "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss")  # fmt: skip
+                 "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss", ONE_CLASS)  # fmt: skip
         return cls(rows, {name: own[name] for name in names if name in own}, objective)
 
     @property
@@ -85,6 +86,11 @@ class GroupReport:
         scored = [(row.accuracy if row.accuracy is not None else row.pearson, row) for row in self.rows]
         measured = [(score, row) for score, row in scored if score is not None]
         return min(measured, key=lambda pair: pair[0])[1] if measured else None
+
+    @property
+    def one_class(self) -> bool:
+        """Whether the model gave every example the same class, although there are several."""
+        return self.overall.get(ONE_CLASS, 0.0) > 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -99,8 +105,13 @@ class GroupReport:
         return markdown(self.cells())
 
     def __str__(self) -> str:
-        overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items())
-        return "\n".join([f"objective: {self.objective}", plain(self.cells()), overall])
+        overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items() if name != ONE_CLASS)
+        note = (
+            ["All examples are given the same class: the model has collapsed, or not begun to learn."]
+            if self.one_class
+            else []
+        )
+        return "\n".join([f"objective: {self.objective}", plain(self.cells()), overall, *note])
 
     def cells(self) -> list[list[str]]:
         """Head and rows as text; columns without any entry are left out, the worst group is marked."""
