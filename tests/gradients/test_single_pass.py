@@ -404,6 +404,7 @@ def test_bfloat16(trainer: Build) -> None:
     assert moved > 0.05 and (weights[1] - weights[0]).abs().max() < 0.02 * moved
 
 
+@pytest.mark.slow
 @predicts_one_class
 @pytest.mark.parametrize("engine", ["auto", "per_group"])
 def test_a_compiled_run_is_the_eager_one(trainer: Build, engine: str) -> None:
