@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hf_cgd.metrics.group_metrics import ONE_CLASS
 from hf_cgd.metrics.tables import markdown, plain
 
 COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
@@ -79,7 +80,7 @@ class GroupReport:
             for name in group_names
         )
         names = ("accuracy", "worst_group_accuracy", "mean_group_accuracy", "adjusted_accuracy",
-                 "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss")  # fmt: skip
+                 "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss", ONE_CLASS)  # fmt: skip
         return cls(
             rows,
             {name: own[name] for name in names if name in own},
@@ -99,6 +100,11 @@ class GroupReport:
         lowest = min((score for score, _ in scored if score is not None), default=None)
         return tuple(row for score, row in scored if score is not None and score == lowest)
 
+    @property
+    def one_class(self) -> bool:
+        """Whether the model gave every example the same class, although there are several."""
+        return self.overall.get(ONE_CLASS, 0.0) > 0
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return {
@@ -113,9 +119,14 @@ class GroupReport:
         return markdown(self.cells())
 
     def __str__(self) -> str:
-        overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items())
+        overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items() if name != ONE_CLASS)
         step = "" if self.weights_step is None else f" (weights after step {self.weights_step})"
-        return "\n".join([f"objective: {self.objective}{step}", plain(self.cells()), overall])
+        note = (
+            ["All examples are given the same class: the model has collapsed, or not begun to learn."]
+            if self.one_class
+            else []
+        )
+        return "\n".join([f"objective: {self.objective}{step}", plain(self.cells()), overall, *note])
 
     def cells(self) -> list[list[str]]:
         """Head and rows as text; columns without any entry are left out, the worst group (or groups) is marked."""
