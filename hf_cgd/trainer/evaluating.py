@@ -14,6 +14,7 @@ from hf_cgd.metrics.names import require_known_metric
 from hf_cgd.models.example_losses import REGRESSION
 from hf_cgd.models.outputs import declared_problem_type, logits_of, named_outputs, num_outputs_of
 from hf_cgd.objectives import Objective
+from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.example_results import EvaluationMetrics, ExampleResults, on_plain_labels
@@ -62,7 +63,7 @@ class EvaluatingTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor | None, Any, Any]:
         """See `Trainer.prediction_step`."""
-        inputs, _ = self._setup.take_ids(inputs)
+        inputs, _ = without(inputs, self._setup.keys_beside)
         if any(inputs.get(name) is None for name in self.label_names):
             # The parent takes a tensor with one row for a tuple with one entry.
             network = model
@@ -82,7 +83,7 @@ class EvaluatingTrainer(Trainer):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
-        keeps_loss = self._forward.trains_own_loss
+        keeps_loss = self._forward.trains_own_loss or self._has_own_loss
         wanted = self.args.metric_for_best_model
         return self.group_evaluation.finish(output, metric_key_prefix, self.state.global_step, keeps_loss, wanted)
 
@@ -94,7 +95,8 @@ class EvaluatingTrainer(Trainer):
         def step(
             model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
         ) -> tuple[Tensor | None, Any, Any]:
-            inputs, group_ids = self._setup.take_ids(inputs)
+            inputs, beside = without(inputs, self._setup.keys_beside)
+            group_ids = beside.get(self._setup.key)
             self._seen = None
             loss, logits, labels = own(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
             seen, self._seen = self._seen, None
@@ -161,6 +163,10 @@ class EvaluatingTrainer(Trainer):
         """Whether one output may stand for two classes: with a loss of the user's, and nothing declared."""
         one = num_outputs_of(self._network) in (1, None)
         return self.compute_loss_func is not None and one and declared_problem_type(self._network) is None
+
+    @property
+    def _has_own_loss(self) -> bool:
+        raise NotImplementedError
 
     @property
     def _network(self) -> nn.Module:

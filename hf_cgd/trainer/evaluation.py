@@ -37,11 +37,13 @@ class GroupEvaluation:
         self._broken: set[str] = set()
         """Prefixes of evaluations in which the model gave NaN or an infinite loss."""
         self._is_broken = False
-        self._warned_one_class = self._warned_broken = False
+        self._warned_one_class = self._warned_broken = self._has_learned = False
+        self.class_names: Sequence[str] = ()
+        """Of the model's classes, for warnings; () where they have none."""
 
     def begin_run(self) -> None:
         """A run begins: metrics are of another model from now on, and warnings are due anew."""
-        self._warned_one_class = self._warned_broken = False
+        self._warned_one_class = self._warned_broken = self._has_learned = False
         self._forget(list(self._names))
 
     def metrics_of(
@@ -76,11 +78,19 @@ class GroupEvaluation:
                 GroupRobustWarning,
                 stacklevel=2,
             )
-        elif is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
+        answered = not unanswered.any()
+        if answered and is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
             step_size = objective.knobs().get("step_size")
             self._warned_one_class = warn_if_one_class(
-                results.predictions[labelled], results.labels[labelled].reshape(-1), step_size, learning_rate
+                results.predictions[labelled],
+                results.labels[labelled].reshape(-1),
+                step_size,
+                learning_rate,
+                losses=results.losses[labelled],
+                class_names=self.class_names,
+                has_learned=self._has_learned,
             )
+            self._has_learned |= len(np.unique(results.predictions)) > 1
         return group_metrics(
             results.predictions,
             results.labels.reshape(results.predictions.shape),
@@ -102,7 +112,7 @@ class GroupEvaluation:
             output: that of the Trainer's loop.
             prefix: that of the metrics.
             step: the optimizer step of the model.
-            keeps_loss: whether the loss is the model's own, and stays what the Trainer made of it.
+            keeps_loss: whether the loss is the model's or a subclass's own, and stays what the Trainer made of it.
             wanted: `metric_for_best_model`. Where it is one of ours and was not defined, it is NaN, so that a run
                 which compares by it goes on.
         """
@@ -165,6 +175,7 @@ class GroupEvaluation:
         objective: str,
         train_counts: Mapping[str, int] | None,
         weights: Mapping[str, float] | None,
+        weights_step: int | None = None,
     ) -> GroupReport:
         """The table of groups (see `GroupReport.from_metrics`).
 
@@ -177,7 +188,8 @@ class GroupEvaluation:
                 "training are those of another model: evaluate or predict again."
             )
         own = {name: self.latest[name] for name in self._names.get(prefix, ())}
-        return GroupReport.from_metrics(own, prefix, names, objective, train_counts=train_counts, weights=weights)
+        given: Any = {"train_counts": train_counts, "weights": weights, "weights_step": weights_step}
+        return GroupReport.from_metrics(own, prefix, names, objective, **given)
 
     def has(self, prefix: str) -> bool:
         """Whether there are metrics of that prefix."""

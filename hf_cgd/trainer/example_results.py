@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import EvalPrediction
 
-from hf_cgd.models.example_losses import IGNORED, NO_ANSWER
+from hf_cgd.data.training_groups import IGNORED
+from hf_cgd.models.example_losses import NO_ANSWER
 
 
 class ExampleResults(NamedTuple):

@@ -97,6 +97,8 @@ class GroupForward:
         trains: bool,
         own_loss: "OwnLoss | None" = None,
     ) -> None:
+        self.label_kind: str | None = None
+        """The problem type by the labels of the data set, None where they do not tell."""
         self._objective = objective
         self._args = args
         self._own_loss = own_loss or OwnLoss()
@@ -140,7 +142,7 @@ class GroupForward:
 
         def losses_of(outputs: Any) -> Tensor:
             logits = logits_of(outputs)
-            return example_losses(logits, labels, _problem_type(network, logits, labels))
+            return example_losses(logits, labels, self._problem_type(network, logits, labels))
 
         replaced = not (self._objective.plain_mean and not self._by_group and num_processes == 1)
         found = compare_losses(network, given, label_name, labels, losses_of)
@@ -211,7 +213,7 @@ class GroupForward:
         """
         if user_loss is None:
             logits = logits_of(outputs)
-            problem_type = _problem_type(network, logits, labels)
+            problem_type = self._problem_type(network, logits, labels)
             return example_losses(logits, labels, problem_type, self._args.label_smoothing_factor)
         losses = user_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
         if not isinstance(losses, Tensor) or losses.shape != labels.shape[:1]:
@@ -225,7 +227,15 @@ class GroupForward:
     def predictions(self, outputs: Any, labels: Tensor, network: nn.Module) -> Tensor:
         """What the model answers (see `predictions_of`); the labels tell of what kind it is."""
         logits = logits_of(outputs)
-        return predictions_of(logits, _problem_type(network, logits, labels))
+        return predictions_of(logits, self._problem_type(network, logits, labels))
+
+    def _problem_type(self, network: nn.Module, logits: Tensor, labels: Tensor) -> str:
+        """The problem type that the model declares, or else what its outputs and labels look like."""
+        if self.label_kind == CLASSIFICATION and labels.ndim == 2 and labels.is_floating_point():
+            # The collator has made shares of the classes of what are classes in the data set.
+            return CLASSIFICATION
+        num_outputs = logits.shape[-1] if logits.ndim > 1 else 1
+        return declared_problem_type(network) or infer_problem_type(num_outputs, labels)
 
     def _what_is_read(self, outputs: Any, labels: Tensor, group_ids: Tensor) -> tuple[Any, dict[str, Tensor]]:
         """Outputs with logits that can be differentiated by, and what the objective reads of the batch, by name."""
@@ -278,8 +288,3 @@ def ids_of_labelled(group_ids: Tensor, labels: Any, network: nn.Module) -> Tenso
 def may_have_classes(network: nn.Module) -> bool:
     """Whether integer labels are classes, so that -100 among them stands for none."""
     return num_outputs_of(network) != 1 and declared_problem_type(network) in (None, CLASSIFICATION)
-
-
-def _problem_type(network: nn.Module, logits: Tensor, labels: Tensor) -> str:
-    """The problem type that the model declares, or else what its outputs and labels look like."""
-    return declared_problem_type(network) or infer_problem_type(logits.shape[-1] if logits.ndim > 1 else 1, labels)

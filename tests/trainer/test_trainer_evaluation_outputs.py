@@ -282,7 +282,7 @@ def test_targets_that_are_not_finite_stop_a_run_before_the_first_step(trainer: B
     run = trainer(
         {"objective": "group_dro"}, model=model, train_dataset=Stream(), groups=GroupInfo(["0", "1"], [8, 8])
     )
-    with pytest.raises(ValueError, match="Expected finite targets, got nan in row 1"):
+    with pytest.raises(ValueError, match="xpected finite .*got nan in its row 1"):
         run.train()
     assert torch.equal(model.classifier.weight, before)
 
