@@ -1,7 +1,8 @@
 """The groups of evaluation sets, which may differ from those of the training set."""
 
+import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from hf_cgd.data.columns import Column, class_names_of, column_names, read_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.training_groups import is_stream
+from hf_cgd.monitors import GroupRobustWarning
 
 
 class EvaluationGroups:
@@ -24,11 +26,13 @@ class EvaluationGroups:
     def __init__(self, columns: Sequence[str], eval_columns: Sequence[str] | None, training: GroupInfo | None) -> None:
         self.columns = tuple(eval_columns or columns)
         self.overlapping = eval_columns is not None and len(eval_columns) > 1
+        self.are_of_training = training is not None and not self.overlapping and training.columns == self.columns
+        """Whether these are the training groups (and what evaluation sets add), which have counts and weights."""
         self._known: GroupInfo | None = None
         self._added: dict[int, tuple[weakref.ref[Any], GroupInfo | None]] = {}
         if self.overlapping:
             self._known = GroupInfo(self.columns, None, self.columns)
-        elif training is not None and training.columns == self.columns:
+        elif training is not None and self.are_of_training:
             self._known = replace(training, counts=None)
 
     @property
@@ -53,6 +57,37 @@ class EvaluationGroups:
         with suppress(TypeError):
             self._added[id(dataset)] = (weakref.ref(dataset), groups)
         return groups
+
+    def add_named(self, datasets: Mapping[str, Any]) -> None:
+        """Add the evaluation sets that a trainer is built with.
+
+        Warns of a set without the columns, which can only be evaluated as a whole.
+
+        Raises:
+            ValueError: see `add`; the message names the set.
+        """
+        for name, dataset in datasets.items():
+            which = f"The evaluation set {name!r}" if name else "The evaluation set"
+            try:
+                self.add(dataset)
+            except ValueError as error:
+                raise ValueError(f"{which}: {error}") from error
+            if self.columns and not self.covers(dataset):
+                warnings.warn(
+                    f"{which} has no column {', '.join(map(repr, self.missing_in(dataset)))}, so it is evaluated as a "
+                    "whole, and no group of it is reported. Keep the column through map() and remove_columns().",
+                    GroupRobustWarning,
+                    stacklevel=2,
+                )
+
+    def covers(self, dataset: Any) -> bool:
+        """Whether an evaluation set has the columns; True where only reading an example could tell."""
+        return not self.missing_in(dataset)
+
+    def missing_in(self, dataset: Any) -> list[str]:
+        """The columns that an evaluation set does not have."""
+        names = None if is_stream(dataset) or len(dataset) == 0 else column_names(dataset)
+        return [] if names is None else [name for name in self.columns if name not in names]
 
     def _read(self, dataset: Any) -> GroupInfo | None:
         names = column_names(dataset) or []

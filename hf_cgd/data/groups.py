@@ -14,6 +14,8 @@ from hf_cgd.data.columns import Column
 
 UNKNOWN_GROUP = -1
 """Group id of an evaluation example whose group is not known."""
+UNCOUNTED = -100
+"""Group id of a training example that does not count, because it has no label (its class is -100)."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ class GroupMetric:
         if value is None:
             return float("nan")
         if isinstance(value, Mapping) or np.ndim(value) != 0:
-            raise ValueError(f"group_metrics[{name!r}] must give one number, got {value!r}. Name the one to be compared.")
+            raise ValueError(
+                f"group_metrics[{name!r}] must give one number, got {value!r}. Name the one to be compared."
+            )
         return float(value)
 
 
@@ -55,7 +57,9 @@ def as_group_metrics(given: Mapping[str, Any] | None) -> dict[str, GroupMetric]:
     found = {}
     for name, metric in (given or {}).items():
         if not re.fullmatch(r"\w+", name) or name in ("accuracy", "loss", "pearson", "count", "mse"):
-            raise ValueError(f"group_metrics: expected a name of letters, digits and _ that is not ours, got {name!r}.")
+            raise ValueError(
+                f"group_metrics: expected a name of letters, digits and _ that is not ours, got {name!r}."
+            )
         own = metric if isinstance(metric, GroupMetric) else GroupMetric(metric)
         if not callable(getattr(own.compute, "compute", own.compute)):
             raise ValueError(
@@ -64,6 +68,25 @@ def as_group_metrics(given: Mapping[str, Any] | None) -> dict[str, GroupMetric]:
             )
         found[name] = own
     return found
+
+
+def names_of(metrics: Mapping[str, GroupMetric], group_names: Sequence[str]) -> list[str]:
+    """All names that `custom_group_metrics` may give."""
+    return [
+        found
+        for name in metrics
+        for found in (name, f"worst_group_{name}", *(f"group_{name}/{group}" for group in group_names))
+    ]
+
+
+def direction_of(wanted: str, metrics: Mapping[str, GroupMetric]) -> bool | None:
+    """Whether greater is better for a (possibly prefixed) metric, where one of these says so itself; else None."""
+    for name, metric in metrics.items():
+        if metric.greater_is_better is not None and re.fullmatch(
+            rf"(.*_)?(worst_group_)?{name}", wanted.split("/")[0]
+        ):
+            return metric.greater_is_better
+    return None
 
 
 def lower_is_better_by_name(name: str) -> bool:

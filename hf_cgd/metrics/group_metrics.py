@@ -6,14 +6,16 @@ with the bounds of its 95 % Wilson interval `group_accuracy_low/<name>` and `gro
 `group_count/<name>`.
 """
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.stats import pearsonr
 
+from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.metrics.intervals import wilson_interval
-from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
+from hf_cgd.models.example_losses import CLASSIFICATION, IGNORED, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning
 
 LOWER_BOUND, UPPER_BOUND = "group_accuracy_low/", "group_accuracy_high/"
@@ -22,12 +24,36 @@ LOWER_BOUND, UPPER_BOUND = "group_accuracy_low/", "group_accuracy_high/"
 
 def is_interval(metric: str) -> bool:
     """Whether a (possibly prefixed) metric name is a bound of an interval, which is kept out of the log line."""
-    return LOWER_BOUND in metric or UPPER_BOUND in metric
+    return own_name(metric).endswith((LOWER_BOUND, UPPER_BOUND))
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a (possibly prefixed) metric is one to minimise: losses and the mean squared error."""
-    return metric.endswith(("loss", "mse")) or "group_loss/" in metric
+    """Whether a (possibly prefixed) metric is one to minimise: losses, errors and the like (`LOWER`)."""
+    return lower_is_better_by_name(own_name(metric).rstrip("/"))
+
+
+def own_name(metric: str) -> str:
+    """A metric's name up to the name of the group, which may look like anything: "eval_group_loss/", "eval_loss"."""
+    found = re.match(r".*?group_[^/]*/", metric, flags=re.DOTALL)
+    return metric if found is None else found.group()
+
+
+def metric_names(problem_type: str | None, group_names: Sequence[str]) -> list[str]:
+    """All names that `group_metrics` may give, the most useful first; those of any problem for None."""
+    overall: list[str] = []
+    by_group: list[str] = []
+    if problem_type != REGRESSION:
+        overall += ["worst_group_accuracy", "accuracy", "mean_group_accuracy", "adjusted_accuracy"]
+        by_group += ["group_accuracy/", LOWER_BOUND, UPPER_BOUND]
+    if problem_type in (REGRESSION, None):
+        overall += ["worst_group_pearson", "pearson", "mse"]
+        by_group += ["group_pearson/"]
+    names = [*overall, "worst_group_loss"] if group_names else [name for name in overall if "group" not in name]
+    return [
+        *names,
+        "loss",
+        *(kind + name for kind in [*by_group, "group_loss/", "group_count/"] for name in group_names),
+    ]
 
 
 def group_metrics(
@@ -45,13 +71,14 @@ def group_metrics(
     Args:
         predictions: [N] classes, [N, L] zeros and ones of a multi-label problem (right when all L are), or [N] /
             [N, L] values of a regression.
-        labels: of the same shape.
+        labels: of the same shape. Examples of the class `IGNORED` (-100) are left out of everything.
         group_ids: [N] integers below K, negative for an example of no known group; or [N, K] booleans, where an
             example may belong to several groups.
         group_names: K names.
         losses: [N], for `group_loss/<name>` and `worst_group_loss`; None leaves these out.
         train_counts: training examples by group name, for `adjusted_accuracy`: the group accuracies weighted by the
-            groups' shares of the training set (over the groups evaluated). None leaves it out.
+            groups' shares of the training set. None leaves it out, and so does a training group that was not
+            evaluated.
         problem_type: one of `hf_cgd.models.example_losses.PROBLEM_TYPES`.
 
     Returns:
@@ -69,6 +96,10 @@ def group_metrics(
             f"predictions, labels, group_ids and losses must have one entry per example, got lengths "
             f"{len(predictions)}, {len(labels)}, {len(members)}, {'-' if losses is None else len(losses)}."
         )
+    if problem_type == CLASSIFICATION and labels.ndim == 1 and bool((labels == IGNORED).any()):
+        labelled = labels != IGNORED
+        predictions, labels, members = predictions[labelled], labels[labelled], members[labelled]
+        losses = None if losses is None else losses[labelled]
     counts = members.sum(axis=0)
     present = {name: members[:, k] for k, name in enumerate(group_names) if counts[k] > 0}
     empty = [name for name in group_names if name not in present]
@@ -104,7 +135,8 @@ def _accuracy_metrics(
     present: Mapping[str, np.ndarray],
     train_counts: Mapping[str, int] | None,
 ) -> dict[str, float]:
-    correct = (predictions == labels).reshape(len(labels), -1).all(axis=1)
+    correct = predictions == labels
+    correct = correct.all(axis=tuple(range(1, correct.ndim)))
     metrics = {"accuracy": float(correct.mean()) if len(correct) else float("nan")}
     if not present:
         return metrics
@@ -112,7 +144,7 @@ def _accuracy_metrics(
     metrics["worst_group_accuracy"] = min(accuracies.values())
     metrics["mean_group_accuracy"] = float(np.mean(list(accuracies.values())))
     shares = {name: (train_counts or {}).get(name, 0) for name in accuracies}
-    if sum(shares.values()) > 0:
+    if train_counts and all(name in accuracies for name in train_counts):
         metrics["adjusted_accuracy"] = float(np.average(list(accuracies.values()), weights=list(shares.values())))
     for name, rows in present.items():
         low, high = wilson_interval(int(correct[rows].sum()), int(rows.sum()))
@@ -131,7 +163,9 @@ def _regression_metrics(
     }
     correlations = {name: _pearson(predictions[rows], labels[rows]) for name, rows in present.items()}
     defined = [value for value in correlations.values() if np.isfinite(value)]
-    if defined:
+    if not np.isfinite(predictions).all():
+        metrics["worst_group_pearson"] = float("nan")
+    elif defined:
         metrics["worst_group_pearson"] = min(defined)
     return metrics | {f"group_pearson/{name}": value for name, value in correlations.items()}
 

@@ -8,6 +8,10 @@ CLASSIFICATION = "single_label_classification"
 MULTI_LABEL = "multi_label_classification"
 REGRESSION = "regression"
 PROBLEM_TYPES = (CLASSIFICATION, MULTI_LABEL, REGRESSION)
+IGNORED = -100
+"""The class of an example that has none: it counts in no mean, as with the cross-entropy of torch."""
+NO_ANSWER = -1
+"""What stands for the answer to an example whose scores are NaN: right for no label."""
 
 
 def infer_problem_type(num_outputs: int | None, labels: Tensor) -> str:
@@ -19,6 +23,19 @@ def infer_problem_type(num_outputs: int | None, labels: Tensor) -> str:
     return MULTI_LABEL
 
 
+def is_labelled(labels: Tensor) -> Tensor:
+    """Which examples [B] have a label: all but those of class `IGNORED`, where labels [B] or [B, 1] are classes."""
+    if labels.is_floating_point() or labels.numel() != len(labels):
+        return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+    return labels.view(-1) != IGNORED
+
+
+def mean_of_labelled(losses: Tensor, labels: Tensor) -> Tensor:
+    """The mean of losses [B] over the examples with a label; NaN where there are none, as in the `Trainer`."""
+    labelled = is_labelled(labels)
+    return losses.mean() if bool(labelled.all()) else losses[labelled].mean()
+
+
 def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoothing: float = 0.0) -> Tensor:
     """Loss of each example, [B], in at least float32.
 
@@ -27,7 +44,7 @@ def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoo
         labels: [B] class indices, [B, L] zeros and ones, or [B] / [B, L] target values.
         problem_type: cross-entropy for "single_label_classification", binary cross-entropy averaged over the labels
             of a row for "multi_label_classification", squared error (averaged over the outputs of a row) for
-            "regression".
+            "regression". The loss of an example of class `IGNORED` is 0.
         label_smoothing: in [0, 1), for cross-entropy only; 0 for none.
 
     Raises:
@@ -46,10 +63,13 @@ def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoo
 
 
 def predictions_of(logits: Tensor, problem_type: str) -> Tensor:
-    """What the model answers: class indices [B], zeros and ones [B, L], or values [B] / [B, L]."""
+    """What the model answers: class indices [B], zeros and ones [B, L], or values [B] / [B, L].
+
+    `NO_ANSWER` stands where scores are NaN. (Their argmax would be class 0, and a dead model half right.)
+    """
     if problem_type == CLASSIFICATION:
-        return logits.argmax(dim=-1)
+        return logits.argmax(dim=-1).masked_fill(logits.isnan().any(dim=-1), NO_ANSWER)
     if problem_type == MULTI_LABEL:
-        return (logits > 0).long()
+        return (logits > 0).long().masked_fill(logits.isnan(), NO_ANSWER)
     values = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return values.squeeze(-1) if values.ndim == 2 and values.shape[-1] == 1 else values

@@ -1,5 +1,6 @@
 """What goes into a network and what comes out of it, whatever library it is from."""
 
+import copy
 import inspect
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -8,6 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+UNSUPPORTED_HEADS = re.compile(
+    r"For(TokenClassification|AudioFrameClassification|QuestionAnswering|QuestionAnsweringSimple|MaskedLM|CausalLM|CTC|"
+    r"ConditionalGeneration|PreTraining|ObjectDetection|DepthEstimation|MaskedImageModeling|XVector|\w*Segmentation|"
+    r"\w*Generation|\w*LM)$|LMHeadModel$|DoubleHeadsModel$"
+)
+"""Names of `transformers` classes whose outputs belong to tokens, pixels or boxes."""
 INPUT_NAMES = ("pixel_values", "input_ids", "input_values", "input_features")
 
 
@@ -80,20 +87,46 @@ def split_forward(model: nn.Module, inputs: Mapping[str, Any], group_ids: Tensor
 
 
 def logits_of(outputs: Any, after_loss: bool = False) -> Tensor:
-    """The class scores or values in what a model returns: a tensor, a mapping with "logits", or a tuple.
+    """The class scores or values in what a model returns, in training and evaluation alike.
 
-    `after_loss` says that the first entry of a tuple is the model's own loss.
+    A tensor is the scores; of anything else its "logits", by key or by attribute; without these the first tensor of a
+    sequence, and of a mapping the only one.
+
+    Args:
+        outputs: what the model returned.
+        after_loss: the first entry of a sequence is the model's own loss, which is passed over.
 
     Raises:
-        ValueError: a mapping without "logits".
+        ValueError: there is no such tensor, or a mapping holds several and none is called "logits".
     """
     if isinstance(outputs, Tensor):
         return outputs
+    named = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if isinstance(named, Tensor):
+        return named
     if isinstance(outputs, Mapping):
-        if "logits" not in outputs:
-            raise ValueError(f"Expected the model to return 'logits', got {list(outputs)}.")
-        return outputs["logits"]
-    return outputs[1 if after_loss else 0]
+        found = [part for name, part in outputs.items() if name != "loss" and isinstance(part, Tensor) and part.ndim]
+        if len(found) == 1:
+            return found[0]
+        raise ValueError(f"Expected the model to return 'logits', got {list(outputs)}.")
+    parts = list(outputs)[after_loss:] if isinstance(outputs, (tuple, list)) else []
+    first = next((part for part in parts if isinstance(part, Tensor) and part.ndim), None)
+    if first is None:
+        raise ValueError(
+            f"Expected the model to return a tensor, 'logits' or a tuple with a tensor, got {type(outputs).__name__}."
+        )
+    return first
+
+
+def own_loss_of(outputs: Any) -> Tensor | None:
+    """The loss that a model computed itself, given labels; None where it returned none."""
+    if isinstance(outputs, Tensor):
+        return None
+    if isinstance(outputs, (tuple, list)) and not hasattr(outputs, "loss"):
+        loss = outputs[0] if outputs else None
+    else:
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
 def with_logits(outputs: Any, logits: Tensor) -> Any:
@@ -103,14 +136,43 @@ def with_logits(outputs: Any, logits: Tensor) -> Any:
     if isinstance(outputs, MutableMapping):
         outputs["logits"] = logits
         return outputs
-    return (logits, *outputs[1:])
+    if hasattr(outputs, "_replace"):
+        return outputs._replace(logits=logits)
+    if isinstance(outputs, (tuple, list)):
+        place = next(place for place, part in enumerate(outputs) if isinstance(part, Tensor) and part.ndim)
+        return (*outputs[:place], logits, *outputs[place + 1 :])
+    changed = copy.copy(outputs)
+    changed.logits = logits
+    return changed
 
 
 def with_loss(outputs: Any, loss: Tensor) -> Any:
     """What a model returned, in the form in which the `Trainer` finds the scores: by name, or behind the loss."""
-    if isinstance(outputs, Tensor):
-        return {"logits": outputs}
-    return (loss, *outputs) if isinstance(outputs, (tuple, list)) else outputs
+    if isinstance(outputs, (tuple, list)) and not hasattr(outputs, "logits"):
+        return (loss, *outputs)
+    return named_outputs(outputs)
+
+
+def named_outputs(outputs: Any) -> Any:
+    """The same with a tensor, or an object with logits, as a mapping; the `Trainer` knows mappings and tuples only."""
+    if isinstance(outputs, Mapping):
+        return outputs
+    if isinstance(outputs, Tensor) or hasattr(outputs, "logits"):
+        return {"logits": logits_of(outputs)}
+    return outputs
+
+
+def require_supported_head(model: nn.Module) -> None:
+    """Raise a ValueError that names the head, where it gives something else than one answer to an example."""
+    get_base_model = getattr(model, "get_base_model", None)
+    kinds = type(get_base_model() if callable(get_base_model) else model).__mro__
+    found = next((kind.__name__ for kind in kinds if UNSUPPORTED_HEADS.search(kind.__name__)), None)
+    if found is not None:
+        raise ValueError(
+            f"{found} does not give one answer to an example, so an example has no loss or group of its own. Expected "
+            "a classifier or regressor of whole examples, such as AutoModelForSequenceClassification, "
+            "AutoModelForImageClassification or AutoModelForAudioClassification."
+        )
 
 
 def order_of_split(group_ids: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_cgd.arithmetic import Arithmetic
+from hf_cgd.data.groups import UNCOUNTED
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.functional import alternating_halves, group_counts_of, merge_halves
 from hf_cgd.gradients import GradientEngine, GroupGradients, gram_matrix, gram_on_device
@@ -15,6 +16,7 @@ from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.averages import RunningAverages
 from hf_cgd.robust_loss.pooling import PooledRows
+from hf_cgd.robust_loss.uncounted import counted, with_stand_ins
 from hf_cgd.robust_loss.window import StepWindow
 
 LARGE_ROWS = 4 * 2**30
@@ -67,7 +69,7 @@ class LossEstimator:
 
         Args:
             losses: [B] with graph.
-            group_ids: [B].
+            group_ids: [B]; -100 for an example that does not count, whose loss is 0.
             counts: [K] of them in this micro-batch.
             window: the step.
             scale: of the losses that the gradients are taken of; the caller's business is to divide it out.
@@ -150,7 +152,7 @@ class GramEstimator(LossEstimator):
 
     def _labels(self, group_ids: Tensor, counts: Tensor, window: StepWindow) -> tuple[Tensor, Tensor]:
         """What has a gradient of its own: the ids [B] of it, and how many examples it has in this micro-batch."""
-        return group_ids, counts
+        return with_stand_ins(group_ids), counts
 
     def _counts(self, window: StepWindow) -> Tensor:
         """Examples in the step, on all processes, of what has a gradient of its own."""
@@ -187,10 +189,12 @@ class SplitHalfEstimator(GramEstimator):
     """
 
     def _labels(self, group_ids: Tensor, counts: Tensor, window: StepWindow) -> tuple[Tensor, Tensor]:
-        ids = group_ids.cpu()
+        rows = counted(group_ids).cpu()
+        ids = group_ids.cpu()[rows]
         halves = 2 * ids + alternating_halves(ids, window.earlier)
         window.earlier = window.earlier + group_counts_of(ids, len(window.counts))
-        return halves.to(group_ids.device), group_counts_of(halves, 2 * len(window.counts))
+        of_all = torch.full(rows.shape, UNCOUNTED).masked_scatter(rows, halves)
+        return with_stand_ins(of_all).to(group_ids.device), group_counts_of(halves, 2 * len(window.counts))
 
     def _counts(self, window: StepWindow) -> Tensor:
         return _half_sizes(window).flatten()

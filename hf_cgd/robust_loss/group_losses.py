@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hf_cgd.arithmetic import Arithmetic
 from hf_cgd.distributed.communication import Communication
+from hf_cgd.robust_loss.uncounted import counted
 
 
 class GroupLossLog:
@@ -26,9 +27,10 @@ class GroupLossLog:
 
     def add(self, losses: Tensor, group_ids: Tensor) -> Tensor:
         """Count losses [B] of this process; their sums and counts by group, [2, K]."""
-        values = self._arithmetic.move(losses.detach())
-        both = torch.stack([values, torch.ones_like(values)])
-        sums = both.new_zeros(2, len(self._names)).index_add(1, group_ids.to(self._arithmetic.device), both)
+        values, ids = self._arithmetic.move(losses.detach()), group_ids.to(self._arithmetic.device)
+        rows = counted(ids)
+        both = torch.stack([values.where(rows, 0.0), rows.to(values)])
+        sums = both.new_zeros(2, len(self._names)).index_add(1, ids.clamp_min(0), both)
         self._sums += sums
         return sums
 

@@ -20,6 +20,7 @@ from hf_cgd.robust_loss.group_losses import GroupLossLog
 from hf_cgd.robust_loss.interactions import GroupInteractions
 from hf_cgd.robust_loss.requirements import require_losses_and_ids, require_that_all_fit, require_weights
 from hf_cgd.robust_loss.state import LossState
+from hf_cgd.robust_loss.uncounted import counted, drop_uncounted, silence_uncounted
 from hf_cgd.robust_loss.window import StepWindow
 
 WeightTiming = Literal["current", "next"]
@@ -180,7 +181,7 @@ class GroupRobustLoss:
 
         Args:
             losses: [B] with graph.
-            group_ids: [B] integers in [0, K).
+            group_ids: [B] integers in [0, K); -100 for an example that does not count, because it has no label.
             logits: [B, ...] what `losses` were computed from, with graph; for PGI and IRM.
             labels: [B] classes; for PGI.
             features: [B, D] input of the classification head, with graph; for CORAL.
@@ -201,13 +202,20 @@ class GroupRobustLoss:
         # Statistics are no place for autocast: it would form the inner products in half precision.
         with torch.autocast(losses.device.type, enabled=False):
             losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+            noted = group_ids
+            if self._arithmetic.reads_values and not bool(counted(group_ids).all()):
+                if self._engine is None:
+                    losses, group_ids, given = drop_uncounted(losses, group_ids, given)
+                    noted = group_ids
+                else:
+                    losses, group_ids = silence_uncounted(losses, group_ids)
             if self._engine is not None and self._engine.timing == "after_backward":
                 loss = self._scalar(losses, group_ids, given)
                 self._engine.watch(losses)
-                self._announced = (losses.detach(), group_ids)
+                self._announced = (losses.detach(), noted)
                 return loss
             scale = 1.0 if self._loss_scale is None else self._loss_scale()
-            gradients = self._gather(losses, group_ids, scale)
+            gradients = self._gather(losses, noted, scale)
             is_last = not self._window.is_open
             if is_last and self.weight_timing == "current":
                 self._move_weights(scale)
@@ -324,10 +332,13 @@ class GroupRobustLoss:
 
     # ---- Logs and checkpoints ---------------------------------------------------------------------------------------
 
-    def record(self, losses: Tensor, group_ids: Tensor) -> None:
-        """Count a step whose loss was formed elsewhere, with its losses [B] for `drain_group_losses`."""
+    def record(self, losses: Tensor, group_ids: Tensor, is_last: bool = True) -> None:
+        """Count a batch whose loss was formed elsewhere, with its losses [B] for `drain_group_losses`.
+
+        `is_last` says that it is the last one of an optimizer step.
+        """
         self._group_losses.add(losses, group_ids)
-        self._state.steps += 1
+        self._state.steps += is_last
 
     def drain_group_losses(self) -> dict[str, float]:
         """Mean training loss of each group since the last call, by name; groups without examples are left out."""

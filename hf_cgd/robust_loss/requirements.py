@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.arithmetic import Arithmetic
-from hf_cgd.data.groups import GroupInfo
+from hf_cgd.data.groups import UNCOUNTED, GroupInfo
 from hf_cgd.gradients import GradientEngine
 from hf_cgd.objectives import Objective
 
@@ -42,6 +42,8 @@ def require_that_all_fit(
 def require_losses_and_ids(losses: Tensor, group_ids: Tensor, num_groups: int) -> None:
     """Raise a ValueError unless there is one loss and one group number in [0, K) for each example of a batch.
 
+    The number of an example that does not count is `UNCOUNTED` (-100).
+
     The numbers are looked at where that takes no wait for a device.
     """
     if not isinstance(losses, Tensor) or losses.ndim != 1 or not losses.is_floating_point():
@@ -58,7 +60,8 @@ def require_losses_and_ids(losses: Tensor, group_ids: Tensor, num_groups: int) -
     if len(losses) != len(group_ids):
         raise ValueError(f"Expected one group for each of the {len(losses)} losses, got {len(group_ids)} groups.")
     if group_ids.device.type == "cpu" and len(group_ids):
-        lowest, highest = int(group_ids.min()), int(group_ids.max())
+        numbers = group_ids[group_ids != UNCOUNTED]
+        lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
         if lowest < 0 or highest >= num_groups:
             raise ValueError(
                 f"Expected groups numbered 0 to {num_groups - 1}, got {lowest} to {highest}. The numbers are places "

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_cgd.arithmetic import Arithmetic
 from hf_cgd.distributed.communication import Communication
-from hf_cgd.functional import group_counts_of
+from hf_cgd.robust_loss.uncounted import counted_by_group
 
 
 class StepWindow:
@@ -46,7 +46,7 @@ class StepWindow:
     def open(self, group_ids: Sequence[Tensor]) -> None:
         """Begin a step with the group ids [B] of all its micro-batches on this process; a collective."""
         self.close()
-        own = [group_counts_of(ids.to(self._arithmetic.device), self._num_groups) for ids in group_ids]
+        own = [counted_by_group(ids.to(self._arithmetic.device), self._num_groups) for ids in group_ids]
         counts = self._arithmetic.move(torch.as_tensor(sum(own)))
         if self._numbers_examples:
             by_process = self._communication.stacked(counts)

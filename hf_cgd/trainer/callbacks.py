@@ -75,7 +75,8 @@ class GroupStateCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Forget metrics of a model that is not the final one."""
         if self.trainer is not None:
-            self.trainer.group_evaluation.end_run(state.global_step, args.load_best_model_at_end)
+            folder = args.output_dir if state.is_world_process_zero else None
+            self.trainer.group_evaluation.end_run(state.global_step, args.load_best_model_at_end, folder)
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

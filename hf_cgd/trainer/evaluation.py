@@ -3,107 +3,48 @@
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from transformers import EvalPrediction
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_cgd.metrics import GroupReport, group_metrics
-from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
-from hf_cgd.monitors import warn_if_one_class
+from hf_cgd.metrics.group_metrics import own_name
+from hf_cgd.metrics.values import as_json
+from hf_cgd.models.example_losses import CLASSIFICATION, NO_ANSWER, REGRESSION
+from hf_cgd.monitors import GroupRobustWarning, warn_if_one_class
 from hf_cgd.objectives import Objective
+from hf_cgd.trainer.example_results import ExampleResults, unpack_labels
 
 METRICS_FILE = "metrics.json"
 """In output_dir: the latest metrics of every evaluation set."""
-
-
-class ExampleResults(NamedTuple):
-    """What evaluation keeps of each example; travels through the loop in the place of the labels."""
-
-    labels: Any
-    group_ids: Any
-    losses: Any
-    predictions: Any
-
-    def numpy(self) -> "ExampleResults":
-        """The same as arrays on the CPU."""
-        return ExampleResults(*(np.asarray(part.cpu() if hasattr(part, "cpu") else part) for part in self))
-
-
-class EvaluationMetrics:
-    """The `compute_metrics` of a `GroupRobustTrainer`: group metrics, and the user's own on plain labels.
-
-    Args:
-        metrics_of: group metrics of the collected results.
-        user_metrics: the user's `compute_metrics` or None. Where it returns a name of ours, its value is kept.
-    """
-
-    def __init__(
-        self,
-        metrics_of: Callable[[ExampleResults], dict[str, float]],
-        user_metrics: Callable[..., dict[str, Any]] | None,
-    ) -> None:
-        self.metrics_of = metrics_of
-        self.user_metrics = user_metrics
-        self._batches: list[ExampleResults] = []
-
-    def __call__(self, prediction: EvalPrediction, compute_result: bool | None = None) -> dict[str, Any]:
-        """All metrics; `compute_result` is given under `batch_eval_metrics`, where batches come one by one."""
-        results, labels = unpack_labels(prediction.label_ids)
-        if results is not None:
-            self._batches.append(results)
-        own: dict[str, Any] = {}
-        if self.user_metrics is not None:
-            plain = EvalPrediction(prediction.predictions, labels, prediction.inputs, prediction.losses)
-            extra = {} if compute_result is None else {"compute_result": compute_result}
-            own = self.user_metrics(plain, **extra) or {}
-        if compute_result is False:
-            return own
-        batches, self._batches = self._batches, []
-        return {**self.metrics_of(concatenate(batches)), **own} if batches else own
-
-
-def on_plain_labels(preprocess: Callable[[Any, Any], Any] | None) -> Callable[[Any, Any], Any] | None:
-    """The user's `preprocess_logits_for_metrics`, called with the labels alone; None for none."""
-    if preprocess is None:
-        return None
-    return lambda logits, labels: preprocess(logits, labels[0] if isinstance(labels, tuple) else labels)
-
-
-def unpack_labels(label_ids: Any) -> tuple[ExampleResults | None, Any]:
-    """Our results in what the evaluation loop hands on as labels, and the plain labels without them.
-
-    `label_ids` is a tuple of arrays, or a list of these, one per batch, without `eval_do_concat_batches`.
-    """
-    if isinstance(label_ids, list) and label_ids and isinstance(label_ids[0], tuple):
-        batches = [ExampleResults(*batch).numpy() for batch in label_ids]
-        return concatenate(batches), [batch[0] for batch in label_ids]
-    if isinstance(label_ids, tuple) and len(label_ids) == len(ExampleResults._fields):
-        return ExampleResults(*label_ids).numpy(), label_ids[0]
-    return None, label_ids
-
-
-def concatenate(batches: list[ExampleResults]) -> ExampleResults:
-    """One set of results out of those of several batches."""
-    return ExampleResults(*(np.concatenate(parts) for parts in zip(*batches, strict=True)))
+MAY_BE_UNDEFINED = ("pearson", "worst_group_pearson", "mse", "group_pearson/", "group_loss/", "worst_group_loss")
+"""Metrics of ours that a set may not define."""
 
 
 class GroupEvaluation:
     """Computes the metrics of a trainer's evaluations, and keeps the latest of every evaluation set."""
 
     def __init__(self) -> None:
-        self.latest: dict[str, float] = {}
+        self.latest: dict[str, Any] = {}
         """The latest metrics of every evaluation set, with their prefixes."""
-        self._step: int | None = None
-        self._warned_one_class = self._has_learned = False
+        self._names: dict[str, list[str]] = {}
+        """Of each prefix, the names of its metrics in `latest`."""
+        self._steps: dict[str, int] = {}
+        """Of each prefix, the optimizer step of the model."""
+        self._broken: set[str] = set()
+        """Prefixes of evaluations in which the model gave NaN or an infinite loss."""
+        self._is_broken = False
+        self._warned_one_class = self._warned_broken = self._has_learned = False
         self.class_names: Sequence[str] = ()
         """Of the model's classes, for warnings; () where they have none."""
 
     def begin_run(self) -> None:
-        """A run begins: its warnings are due anew."""
-        self._warned_one_class = self._has_learned = False
+        """A run begins: metrics are of another model from now on, and warnings are due anew."""
+        self._warned_one_class = self._warned_broken = self._has_learned = False
+        self._forget(list(self._names))
 
     def metrics_of(
         self,
@@ -115,27 +56,40 @@ class GroupEvaluation:
     ) -> dict[str, float]:
         """All metrics of one evaluation, without prefix (see `group_metrics`).
 
-        Warns once in a run where a classifier predicts one class for all examples of several.
+        Warns once in a run where a classifier predicts one class for all examples of several, and where it gives NaN.
 
         Args:
             results: of all examples.
             names: names of the groups; the ids of `results` are indices into them.
-            train_counts: training examples by group, None where they are not known.
+            train_counts: training examples by group, None where they are not known or those of other groups.
             objective, learning_rate: for the warning.
         """
         is_classes = np.issubdtype(results.predictions.dtype, np.integer)
-        if is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
+        labelled = results.labelled
+        unanswered = results.predictions == NO_ANSWER if is_classes else ~np.isfinite(results.predictions)
+        unanswered = unanswered.reshape(len(unanswered), -1).any(axis=1)
+        self._is_broken = bool((unanswered | ~np.isfinite(results.losses))[labelled].any())
+        if unanswered.any() and not self._warned_broken:
+            self._warned_broken = True
+            warnings.warn(
+                f"The model gave NaN for {int(unanswered.sum())} of {len(unanswered)} evaluated rows. A class that is "
+                "NaN counts as wrong, and such a model is never the best one. Look for a learning rate that is too "
+                "high, or for bad input.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
+        elif is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
             step_size = objective.knobs().get("step_size")
             self._warned_one_class = warn_if_one_class(
-                results.predictions,
-                results.labels,
+                results.predictions[labelled],
+                results.labels[labelled].reshape(-1),
                 step_size,
                 learning_rate,
-                losses=results.losses,
+                losses=results.losses[labelled],
                 class_names=self.class_names,
                 has_learned=self._has_learned,
             )
-            self._has_learned |= len(np.unique(results.predictions)) > 1
+            self._has_learned |= len(np.unique(results.predictions[labelled])) > 1
         return group_metrics(
             results.predictions,
             results.labels.reshape(results.predictions.shape),
@@ -146,7 +100,9 @@ class GroupEvaluation:
             problem_type=CLASSIFICATION if is_classes else REGRESSION,
         )
 
-    def finish(self, output: EvalLoopOutput, prefix: str, step: int, keeps_loss: bool = False) -> EvalLoopOutput:
+    def finish(
+        self, output: EvalLoopOutput, prefix: str, step: int, keeps_loss: bool = False, wanted: str | None = None
+    ) -> EvalLoopOutput:
         """What an evaluation loop returns: with plain labels, and with the mean loss over the examples.
 
         (The Trainer's is a mean over batches.) Nothing is changed where no groups are known.
@@ -155,32 +111,61 @@ class GroupEvaluation:
             output: that of the Trainer's loop.
             prefix: that of the metrics.
             step: the optimizer step of the model.
-            keeps_loss: whether the loss is one that a subclass forms itself, and stays what the Trainer made of it.
+            keeps_loss: whether the loss is the model's own or a subclass's, and stays what the Trainer made of it.
+            wanted: `metric_for_best_model`. Where it is one of ours and was not defined, it is NaN, so that a run
+                which compares by it goes on.
         """
+        self._steps[prefix] = step
+        broken, self._is_broken = self._is_broken, False
+        self._broken.discard(prefix)
         results, labels = unpack_labels(output.label_ids)
+        assert output.metrics is not None
+        if broken:
+            self._broken.add(prefix)
         if results is None:
             return output
-        self._step = step
-        mean_loss = float(results.losses.mean())
-        assert output.metrics is not None
-        if np.isfinite(mean_loss) and not keeps_loss:
-            output.metrics[f"{prefix}_loss"] = mean_loss
+        losses = results.losses[results.labelled]
+        if len(losses) and np.isfinite(losses).all() and not keeps_loss:
+            output.metrics[f"{prefix}_loss"] = float(losses.mean())
+        name = None if wanted is None else f"eval_{wanted.removeprefix('eval_')}"
+        if name is not None and name.startswith(f"{prefix}_") and name not in output.metrics:
+            kind = own_name(name.removeprefix(f"{prefix}_"))
+            if kind in MAY_BE_UNDEFINED:
+                output.metrics[name] = float("nan")
         return output._replace(label_ids=labels)
 
-    def keep(self, metrics: Mapping[str, float], folder: str | None) -> None:
-        """Keep an evaluation's metrics, and write all of the latest to `METRICS_FILE`; no folder: do not write."""
-        self.latest.update(metrics)
-        if folder is None:
-            return
-        os.makedirs(folder, exist_ok=True)
-        finite = {name: value if math.isfinite(value) else None for name, value in self.latest.items()}
-        with open(os.path.join(folder, METRICS_FILE), "w", encoding="utf-8") as file:
-            json.dump(finite, file, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    def may_be_best(self, metrics: Mapping[str, Any], wanted: str) -> bool:
+        """Whether a model with these metrics may be the best by `metric_for_best_model`.
 
-    def end_run(self, step: int, best_model_was_loaded: bool) -> None:
-        """A run ends at that step: metrics of any but the final model are dropped."""
-        if best_model_was_loaded or self._step != step:
-            self.latest.clear()
+        Not where the metric is no finite number, nor where the model gave NaN on the evaluation set that it is of.
+        """
+        name = f"eval_{wanted.removeprefix('eval_')}"
+        if name not in metrics:
+            return True
+        value = metrics[name]
+        if not isinstance(value, (int, float, np.number)) or not math.isfinite(value):
+            return False
+        return not any(name.startswith(f"{prefix}_") for prefix in self._broken)
+
+    def keep(self, metrics: Mapping[str, Any], folder: str | None) -> None:
+        """Keep an evaluation's metrics in the place of the set's earlier ones, and write all of the latest.
+
+        Args:
+            metrics: with their prefix.
+            folder: where to write `METRICS_FILE`; None: do not write.
+        """
+        prefix = next((name.removesuffix("_runtime") for name in metrics if name.endswith("_runtime")), "")
+        self._forget([prefix])
+        self.latest.update(metrics)
+        self._names[prefix] = list(metrics)
+        self._write(folder)
+
+    def end_run(self, step: int, best_model_was_loaded: bool, folder: str | None = None) -> None:
+        """A run ends at that step: metrics of any but the final model are dropped, in the file as well."""
+        stale = [name for name in self._names if best_model_was_loaded or self._steps.get(name) != step]
+        self._forget(stale)
+        if stale and folder is not None and os.path.exists(os.path.join(folder, METRICS_FILE)):
+            self._write(folder)
 
     def report(
         self,
@@ -197,12 +182,27 @@ class GroupEvaluation:
             ValueError: there are metrics, but none of that prefix.
         """
         if self.latest and not self.has(prefix):
-            there = sorted(name.removesuffix("_runtime") for name in self.latest if name.endswith("_runtime"))
-            raise ValueError(f"No metrics start with {prefix!r}; there are those of {there}.")
-        latest = self.latest
+            raise ValueError(
+                f"No metrics start with {prefix!r}; there are those of {sorted(self._names)}. Metrics from before "
+                "training are those of another model: evaluate or predict again."
+            )
+        own = {name: self.latest[name] for name in self._names.get(prefix, ())}
         given: Any = {"train_counts": train_counts, "weights": weights, "weights_step": weights_step}
-        return GroupReport.from_metrics(latest, prefix, names, objective, **given)
+        return GroupReport.from_metrics(own, prefix, names, objective, **given)
 
     def has(self, prefix: str) -> bool:
         """Whether there are metrics of that prefix."""
-        return any(name.startswith(f"{prefix}_") for name in self.latest)
+        return prefix in self._names
+
+    def _forget(self, prefixes: Sequence[str]) -> None:
+        for prefix in prefixes:
+            for name in self._names.pop(prefix, ()):
+                self.latest.pop(name, None)
+
+    def _write(self, folder: str | None) -> None:
+        if folder is None:
+            return
+        os.makedirs(folder, exist_ok=True)
+        plain = {name: as_json(value) for name, value in self.latest.items()}
+        with open(os.path.join(folder, METRICS_FILE), "w", encoding="utf-8") as file:
+            json.dump(plain, file, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)

@@ -1,5 +1,6 @@
 """From a batch to its loss: the forward pass, the loss of each example, and what an objective reads besides."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -8,7 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from hf_cgd.models.example_losses import example_losses, infer_problem_type, predictions_of
+from hf_cgd.data.groups import UNCOUNTED
+from hf_cgd.models.example_losses import (
+    CLASSIFICATION,
+    example_losses,
+    infer_problem_type,
+    is_labelled,
+    mean_of_labelled,
+    predictions_of,
+)
 from hf_cgd.models.head import HeadInput
 from hf_cgd.models.outputs import (
     declared_problem_type,
@@ -20,9 +29,50 @@ from hf_cgd.models.outputs import (
     with_logits,
     with_loss,
 )
+from hf_cgd.models.own_loss import LossComparison, compare_losses
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
+
+EXAMINED = ("NO", "MULTI_GPU", "MULTI_CPU")
+"""Kinds of `accelerate` runs in which a network may run a batch more without its wrappers."""
+
+
+class OwnLoss:
+    """What has been found out about the loss that a model computes itself."""
+
+    def __init__(self) -> None:
+        self.is_settled = False
+        self.differs = False
+        """Whether it is another than the mean of the losses of the examples."""
+
+    def note(self, found: LossComparison | None, objective: str, replaced: bool, is_last: bool) -> None:
+        """Take note of a comparison, and warn of a loss that is another.
+
+        Args:
+            found: None where nothing could be told from the batch.
+            objective: its name, for the warning.
+            replaced: whether the objective trains on the losses of the examples in its place.
+            is_last: whether this is the last batch to be looked at.
+        """
+        self.is_settled = found is not None or is_last
+        if found is None or found.same:
+            return
+        self.differs = True
+        what = f"The model's own loss ({found.own:.4g}) is not the mean loss of its examples ({found.ours:.4g})."
+        if replaced:
+            consequence = (
+                f"objective={objective!r} weighs the losses of single examples, so it trains and reports the latter: "
+                "weights of classes or a margin inside the model have no effect. To train your loss, pass "
+                "compute_loss_func(outputs, labels, num_items_in_batch=None), which returns one loss per example."
+            )
+        else:
+            consequence = (
+                f"objective={objective!r} trains the model's own, as the Trainer does, and *_loss reports it; "
+                "group_loss/* and worst_group_loss are means of the losses of the examples."
+            )
+        warnings.warn(f"{what} {consequence}", GroupRobustWarning, stacklevel=2)
 
 
 class GroupForward:
@@ -33,15 +83,25 @@ class GroupForward:
         objective: tells by `reads` what it needs of a batch besides the losses.
         args: those of the Trainer.
         trains: whether there are groups to train on; without them it only evaluates.
+        own_loss: what is known of the model's own loss; None for nothing.
 
     Raises:
         ValueError: the objective reads features, and the network has no classification head.
     """
 
-    def __init__(self, network: nn.Module, objective: Objective, args: TrainingArguments, trains: bool) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: Objective,
+        args: TrainingArguments,
+        trains: bool,
+        own_loss: "OwnLoss | None" = None,
+    ) -> None:
         self._objective = objective
         self._args = args
+        self._own_loss = own_loss or OwnLoss()
         self._by_group = options_of(args).forward_mode == "split"
+        self._has_classes = may_have_classes(network)
         self._returns_loss = "labels" in forward_parameters(network)
         reads_features = trains and "features" in objective.reads
         self._head = HeadInput(network, num_outputs_of(network)) if reads_features else None
@@ -53,7 +113,39 @@ class GroupForward:
         """
         alone = self._args.gradient_accumulation_steps == 1 and num_processes == 1
         plain = self._objective.plain_mean and not self._by_group and user_loss is None
-        return alone and plain and self._returns_loss
+        own_loss_alone = self.trains_own_loss and num_processes == 1
+        return (alone or own_loss_alone) and plain and self._returns_loss
+
+    @property
+    def trains_own_loss(self) -> bool:
+        """Whether the model's own loss is another than ours, and ERM trains it."""
+        return self._objective.plain_mean and not self._by_group and self._own_loss.differs
+
+    def examine(
+        self,
+        network: nn.Module,
+        inputs: Mapping[str, Any],
+        label_name: str,
+        num_processes: int,
+        user_loss: Callable[..., Any] | None,
+    ) -> None:
+        """Find out on a first batch, labels included, whether the model has a loss of its own that is not ours.
+
+        Says so once, with what is trained. Nothing happens where that is settled, or for a `user_loss`.
+        """
+        if self._own_loss.is_settled or not self._returns_loss or user_loss is not None:
+            return
+        given = {name: value for name, value in inputs.items() if name != label_name}
+        labels = inputs[label_name]
+
+        def losses_of(outputs: Any) -> Tensor:
+            logits = logits_of(outputs)
+            return example_losses(logits, labels, _problem_type(network, logits, labels))
+
+        replaced = not (self._objective.plain_mean and not self._by_group and num_processes == 1)
+        found = compare_losses(network, given, label_name, labels, losses_of)
+        # All processes have to come to an end of it at the same batch.
+        self._own_loss.note(found, self._objective.name, replaced, is_last=num_processes > 1)
 
     def __call__(
         self,
@@ -76,7 +168,8 @@ class GroupForward:
         """
         if robust_loss is None:
             outputs = model(**inputs)
-            loss = losses_of(outputs, labels).mean()
+            losses = losses_of(outputs, labels)
+            loss = mean_of_labelled(losses, labels) if self._has_classes else losses.mean()
             return loss, with_loss(outputs, loss)
         assert group_ids is not None
         with ExitStack() as recording:
@@ -153,6 +246,33 @@ def labels_in(inputs: Mapping[str, Any], name: str) -> Tensor:
             "'label'), or set label_names."
         )
     return inputs[name]
+
+
+def ids_of_labelled(group_ids: Tensor, labels: Any, network: nn.Module) -> Tensor:
+    """Group ids [B] of a batch, `UNCOUNTED` for an example of class -100, which counts in no mean.
+
+    Raises:
+        ValueError: targets that are NaN or infinite, which would spoil all parameters.
+    """
+    if not isinstance(labels, Tensor) or len(labels) != len(group_ids):
+        return group_ids
+    if labels.is_floating_point():
+        bad = (~labels.isfinite()).flatten(1).any(dim=1) if labels.ndim > 1 else ~labels.isfinite()
+        if labels.device.type == "cpu" and bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            raise ValueError(
+                f"Expected finite targets, got {labels[row].tolist()} in row {row} of a batch. Leave such rows out of "
+                "the training set."
+            )
+        return group_ids
+    if not may_have_classes(network):
+        return group_ids
+    return group_ids.masked_fill(~is_labelled(labels).to(group_ids.device), UNCOUNTED)
+
+
+def may_have_classes(network: nn.Module) -> bool:
+    """Whether integer labels are classes, so that -100 among them stands for none."""
+    return num_outputs_of(network) != 1 and declared_problem_type(network) in (None, CLASSIFICATION)
 
 
 def _problem_type(network: nn.Module, logits: Tensor, labels: Tensor) -> str:

@@ -22,7 +22,13 @@ from hf_cgd.data.training_groups import (
     training_groups,
 )
 from hf_cgd.models.example_losses import CLASSIFICATION
-from hf_cgd.models.outputs import declared_problem_type, forward_parameters, num_outputs_of, renamed_input
+from hf_cgd.models.outputs import (
+    declared_problem_type,
+    forward_parameters,
+    num_outputs_of,
+    renamed_input,
+    require_supported_head,
+)
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.example_weights import class_weights_of, require_weight_column
@@ -59,6 +65,7 @@ class GroupSetup:
         labels: Sequence[str],
         given: GroupInfo | None = None,
     ) -> None:
+        require_supported_head(model)
         if not columns and not objective.plain_mean:
             raise ValueError(
                 f"objective={objective.name!r} needs to know the groups: set group_column to the column that tells an "
@@ -84,6 +91,8 @@ class GroupSetup:
         require_weight_column(options.example_weight_column, train_dataset)
         self.evaluation = EvaluationGroups(self.columns, options.eval_group_column, self.groups)
         """Groups that evaluations are reported for."""
+        if eval_dataset is not None:
+            self.evaluation.add_named(eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset})
 
     @property
     def train_counts(self) -> dict[str, int] | None:
@@ -92,9 +101,14 @@ class GroupSetup:
             return None
         return dict(zip(self.groups.names, self.groups.counts, strict=True))
 
+    @property
+    def counts_of_evaluated(self) -> dict[str, int] | None:
+        """The same where the groups that are evaluated are the training groups, else None."""
+        return self.train_counts if self.evaluation.are_of_training else None
+
     def by_name(self, values: Tensor | None) -> dict[str, float] | None:
-        """A value of each group, [K], by the names of the groups; None for None."""
-        if values is None or self.groups is None:
+        """A value of each training group, [K], by name; None for None, and where other groups are evaluated."""
+        if values is None or self.groups is None or not self.evaluation.are_of_training:
             return None
         return dict(zip(self.groups.names, values.tolist(), strict=True))
 

@@ -1,5 +1,6 @@
 """What the trials of a hyperparameter search are compared by."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,4 +69,6 @@ def best_so_far(name: str, metrics: Mapping[str, float], log_history: Sequence[M
     if name not in metrics:
         raise ValueError(f"Expected the metric {name!r} to compare trials by, got {sorted(metrics)}.")
     values = [metrics[name], *(entry[name] for entry in log_history if name in entry)]
+    # What is not defined is no best value, wherever it stands among the others.
+    values = [value for value in values if not math.isnan(value)] or values
     return min(values) if lower_is_better(name) else max(values)

@@ -1,35 +1,36 @@
 """`GroupRobustTrainer`: a `transformers.Trainer` that knows groups. It hands the Trainer's hooks on to its parts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers.modeling_outputs import SequenceClassifierOutput
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import TrainOutput
 
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.metrics import GroupReport, is_interval
+from hf_cgd.metrics.custom_metrics import as_group_metrics
+from hf_cgd.metrics.values import without_arrays
 from hf_cgd.models.outputs import class_names_of, logits_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
-from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
 from hf_cgd.trainer.engine_choice import EngineChoice
-from hf_cgd.trainer.evaluation import EvaluationMetrics, ExampleResults, GroupEvaluation, on_plain_labels
-from hf_cgd.trainer.forward import GroupForward, labels_in
+from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
+from hf_cgd.trainer.evaluation import GroupEvaluation
+from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, ids_of_labelled, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
 from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.resume import RunState
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
+from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
-class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
+class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer, EvaluatingTrainer, WholeWeightsTrainer):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
     The group column reaches the loss and the metrics and never `model.forward`. `evaluate()` and `predict()` report
@@ -41,6 +42,8 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         objective: an `Objective` or the name of one; None for what a `GroupRobustConfig` says ("cgd" by default).
         group_column: column(s) that hold the group; None for what a `GroupRobustConfig` says.
         groups: groups and counts of the training set; needed for streams, which cannot be counted.
+        group_metrics: metrics by name, each a function of (predictions, labels), an `evaluate` metric or a
+            `GroupMetric`: reported as `<name>`, `group_<name>/<group>` and `worst_group_<name>`.
 
     Raises:
         ValueError: before the first step, for whatever of the data, the options or the model does not fit together.
@@ -52,8 +55,10 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         objective: Objective | str | None = None,
         group_column: str | list[str] | None = None,
         groups: GroupInfo | None = None,
+        group_metrics: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._own_metrics = as_group_metrics(group_metrics)
         super().__init__(*args, **kwargs)
         self.label_names = self.label_names or ["labels"]
         options = options_of(self.args)
@@ -67,6 +72,7 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         """Micro-batches of the step in progress whose loss the objective has not formed."""
         self._group_log: GroupLog | None = None
         self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
+        self._own_loss = OwnLoss()
         self.group_evaluation = GroupEvaluation()
         self.group_evaluation.class_names = class_names_of(self.model)
         self.all_metrics = self.group_evaluation.latest
@@ -78,8 +84,7 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         # Refuses what does not fit before anything is trained. A run builds its own when it begins.
         self.robust_loss = self._build_loss()
         """Forms the loss and owns the group weights; None without a group column."""
-        self.preprocess_logits_for_metrics = on_plain_labels(self.preprocess_logits_for_metrics)
-        self.compute_metrics = EvaluationMetrics(self._group_metrics, self.compute_metrics)
+        self._require_metric_of_best_model(is_last_call=False)
         self.add_callback(GroupStateCallback)
         bind_callbacks(self.callback_handler.callbacks, self)
 
@@ -112,7 +117,7 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         is_evaluation = self.eval_dataset is not None and metric_key_prefix.split("_")[0] == "eval"
         if is_evaluation and not self.group_evaluation.has(metric_key_prefix):
             self.evaluate()
-        weights, counts = self._setup.by_name(self.group_weights), self._setup.train_counts
+        weights, counts = self._setup.by_name(self.group_weights), self._setup.counts_of_evaluated
         names, objective = self.eval_groups.names, self.group_objective.name
         step = None if self.robust_loss is None else self.robust_loss.steps
         return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights, step)
@@ -124,6 +129,7 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
     ) -> TrainOutput:
         """See `Trainer.train`. Group weights start afresh at each call, or from the checkpoint that is resumed."""
         checkpoint = self._run_state.find(resume_from_checkpoint, self.args.output_dir, self.group_objective)
+        self._require_metric_of_best_model(is_last_call=True)
         # The loss of the last run holds on to its model; that of this one is built when its model is ready.
         self.robust_loss = None
         return super().train(checkpoint, trial, ignore_keys_for_eval)
@@ -140,13 +146,20 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         """The micro-batches of one optimizer step; their group counts are taken note of."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._batches_left = len(batches)
-        if batches and not self._uses_parent_loss:
-            beside = [self._beside.find(batch) for batch in batches]
-            if self.robust_loss is not None and all(self._setup.key in taken for taken in beside):
-                self.robust_loss.open_window([taken[self._setup.key] for taken in beside])
-            if self._example_weights.are_set and not self._has_own_loss:
-                labels = [labels_in(batch, self.label_names[0]) for batch in batches]
-                self._example_weights.open_step(labels, beside, self._setup.key)
+        if not batches or self._uses_parent_loss:
+            return batches, num_items
+        if self.group_objective.plain_mean and not self._has_own_loss:
+            # What ERM trains is settled before a step begins.
+            for batch in batches:
+                self._examine(batch)
+        beside = [self._beside.find(batch) for batch in batches]
+        labels = [batch.get(self.label_names[0]) for batch in batches]
+        ids: list[Any] = [taken.get(self._setup.key) for taken in beside]
+        if self.robust_loss is not None and all(part is not None for part in ids) and not self._uses_parent_loss:
+            counted = zip(ids, labels, strict=True)
+            self.robust_loss.open_window([self._ids_that_count(part, own) for part, own in counted])
+        if self._example_weights.are_set and not any(own is None for own in labels):
+            self._example_weights.open_step(labels, beside, self._setup.key)
         return batches, num_items
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -167,30 +180,40 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         inputs, beside = self._split(inputs)
         group_ids = beside.get(self._setup.key)
         labels = labels_in(inputs, self.label_names[0])
-        robust_loss = self.robust_loss if model.training and torch.is_grad_enabled() else None
+        trains = model.training and torch.is_grad_enabled()
+        robust_loss = self.robust_loss if trains else None
+        if self._uses_parent_loss or not (trains and self.group_objective.plain_mean):
+            self._examine(inputs)
         if robust_loss is not None:
             self._batches_left -= 1
+            if group_ids is not None:
+                group_ids = self._ids_that_count(group_ids, labels)
         self._scale_as_the_parent(self._uses_parent_loss)
         if self._uses_parent_loss:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            with torch.no_grad():
+                scores = logits_of(outputs, after_loss=True)
+                self._seen = SeenBatch(self._losses_of_examples(scores, labels), scores)
             if robust_loss is not None and group_ids is not None:
-                with torch.no_grad():
-                    robust_loss.record(
-                        self._losses_of_examples(logits_of(outputs, after_loss=True), labels), group_ids
-                    )
+                robust_loss.record(self._seen.losses, group_ids, self.accelerator.sync_gradients)
         else:
             del inputs[self.label_names[0]]
             if robust_loss is not None:
                 self._setup.require_ids(group_ids, inputs)
-            losses_of: Callable[..., Tensor] = partial(self._losses_of_examples, num_items_in_batch=num_items_in_batch)
-            if model.training and torch.is_grad_enabled() and self._example_weights.are_set:
-                losses_of = self._example_weights.weighing(losses_of, beside, self._setup.key)
+
+            def losses_of(outputs: Any, labels: Tensor) -> Tensor:
+                losses = self._losses_of_examples(outputs, labels, num_items_in_batch)
+                self._seen = None if robust_loss is not None else SeenBatch(losses, logits_of(outputs))
+                if trains and self._example_weights.are_set:
+                    return self._example_weights.weighed(losses, labels, beside, self._setup.key)
+                return losses
+
             loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, losses_of)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """See `Trainer.log`. Adds weights and training losses of the groups; intervals stay out of the log."""
-        shown = {name: value for name, value in logs.items() if not is_interval(name)}
+        shown = {name: without_arrays(value) for name, value in logs.items() if not is_interval(name)}
         if "loss" in logs and self.is_in_train and self.robust_loss is not None and self._group_log is not None:
             shown.update(self._group_log.values(self.robust_loss, self.state.global_step))
         super().log(shown, start_time)
@@ -199,48 +222,6 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
     def require_objective_used(self) -> None:
         """Called before an optimizer step."""
         require_objective_used(self, self.robust_loss, self._batches_left)
-
-    # ---- Evaluation -------------------------------------------------------------------------------------------------
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> tuple[Tensor | None, Any, Any]:
-        """See `Trainer.prediction_step`; the labels are an `ExampleResults` where the groups are known."""
-        inputs, beside = without(inputs, self._setup.keys_beside)
-        group_ids = beside.get(self._setup.key)
-        loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        if isinstance(logits, Tensor) and logits.ndim == 1 and labels is None and self._setup.renamed:
-            # The parent takes a tensor with one row for a tuple with one entry.
-            logits = logits[None]
-        if labels is None or logits is None or group_ids is None:
-            return loss, logits, labels
-        outputs = SequenceClassifierOutput(logits=logits_of(logits))
-        losses = self._losses_of_examples(outputs, labels)
-        answers = self._forward.predictions(outputs, labels, self._network)
-        return loss, logits, tuple(ExampleResults(labels, self._prepare_input(group_ids), losses, answers))
-
-    def evaluation_loop(
-        self,
-        dataloader: DataLoader,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """See `Trainer.evaluation_loop`. The loss is the mean over the examples, whatever the batch size."""
-        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        return self.group_evaluation.finish(
-            output, metric_key_prefix, self.state.global_step, keeps_loss=self._has_own_loss
-        )
-
-    def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
-        names, counts, rate = self.eval_groups.names, self._setup.train_counts, self.args.learning_rate
-        return self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate)
-
-    @property
-    def _network(self) -> nn.Module:
-        assert self.model is not None
-        return self.model
 
     @property
     def _has_own_loss(self) -> bool:
@@ -257,6 +238,22 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         weighs, alone = self._example_weights.are_set, self.accelerator.num_processes
         return not weighs and self._forward.left_to_the_trainer(alone, self.compute_loss_func)
 
+    def _examine(self, inputs: dict[str, Any]) -> None:
+        """Find out once whether the model has a loss of its own, from a batch without group ids."""
+        if inputs.get(self.label_names[0]) is None or self.accelerator.distributed_type not in EXAMINED:
+            return
+        with self.compute_loss_context_manager():
+            self._forward.examine(
+                self._network,
+                self._prepare_inputs(inputs),
+                self.label_names[0],
+                self.accelerator.num_processes,
+                self.compute_loss_func,
+            )
+
+    def _ids_that_count(self, group_ids: Tensor, labels: Any) -> Tensor:
+        return ids_of_labelled(group_ids, labels, self._network)
+
     def _losses_of_examples(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)
 
@@ -272,7 +269,8 @@ class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
         """Objective and loss of a run, for the options and the model as they are now."""
         self.group_objective = objective_of(self._given_objective, self.args)
         self._read_groups()
-        self._forward = GroupForward(self._network, self.group_objective, self.args, self.groups is not None)
+        trains = self.groups is not None
+        self._forward = GroupForward(self._network, self.group_objective, self.args, trains, self._own_loss)
         self._example_weights = self._engine_choice.example_weights(
             self.group_objective, self._setup, self.accelerator
         )

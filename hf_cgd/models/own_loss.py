@@ -1,0 +1,88 @@
+"""A loss that a network computes itself, given labels, beside the one that the objectives are made of."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hf_cgd.models.example_losses import is_labelled, mean_of_labelled
+from hf_cgd.models.outputs import logits_of, own_loss_of
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""Relative difference up to which two losses count as the same, by the type of the logits."""
+COARSE_TOLERANCE = 2e-2
+"""The same in half precision."""
+
+
+class LossComparison(NamedTuple):
+    """A network's own loss of a batch, and the mean of the losses of its examples.
+
+    Attributes:
+        own: the network's.
+        ours: that of the examples.
+        same: whether both, and their gradients by the logits, are equal.
+    """
+
+    own: float
+    ours: float
+    same: bool
+
+
+def compare_losses(
+    network: nn.Module, inputs: Mapping[str, Any], label_name: str, labels: Tensor, losses_of: Callable[[Any], Tensor]
+) -> LossComparison | None:
+    """Compare a network's own loss with ours in a pass of its own, which leaves no trace.
+
+    Gradients are compared as well: at the start of training all losses of a batch may be log C, whatever their
+    weights.
+
+    Args:
+        network: without wrappers.
+        inputs: a batch without labels.
+        label_name: the argument for the labels.
+        labels: [B, ...].
+        losses_of: the loss of each example [B], of what the network returns.
+
+    Returns:
+        None where it cannot be told: the network returned no finite loss, or the batch is of one class (which class
+        weights cancel out of).
+    """
+    if not labels.is_floating_point() and len(labels[is_labelled(labels)].unique(dim=0)) < 2:
+        return None
+    modes = [(module, module.training) for module in network.modules()]
+    config = getattr(network, "config", None)
+    declared = getattr(config, "problem_type", None)
+    devices = [labels.device] if labels.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad():
+        try:
+            network.eval()
+            return _compare(network(**{**inputs, label_name: labels}), labels, losses_of)
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError):
+            # A loss that cannot be computed is none that a run could miss.
+            return None
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            # Models of transformers write into their config what the labels look like.
+            if config is not None and hasattr(config, "problem_type"):
+                config.problem_type = declared
+
+
+def _compare(outputs: Any, labels: Tensor, losses_of: Callable[[Any], Tensor]) -> LossComparison | None:
+    own = own_loss_of(outputs)
+    if own is None:
+        return None
+    has_loss_first = isinstance(outputs, (tuple, list)) and not hasattr(outputs, "logits")
+    logits = logits_of(outputs, after_loss=has_loss_first)
+    ours = mean_of_labelled(losses_of(outputs[1:] if has_loss_first else outputs), labels)
+    if not bool(own.isfinite() & ours.isfinite()):
+        return None
+    tolerance = TOLERANCE.get(logits.dtype, COARSE_TOLERANCE)
+    same = bool((own - ours).abs() <= tolerance * ours.abs().clamp_min(1e-6))
+    if same and logits.requires_grad and own.requires_grad:
+        (by_own,) = torch.autograd.grad(own, logits, retain_graph=True, allow_unused=True)
+        (by_ours,) = torch.autograd.grad(ours, logits, allow_unused=True)
+        if by_own is not None and by_ours is not None:
+            same = bool((by_own - by_ours).norm() <= 10 * tolerance * by_ours.norm().clamp_min(1e-12))
+    return LossComparison(own.item(), ours.item(), same)

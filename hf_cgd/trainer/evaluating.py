@@ -1,0 +1,184 @@
+"""The evaluation side of the trainer: what the loop is given and keeps, and which model is the best."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, names_of
+from hf_cgd.metrics.group_metrics import metric_names
+from hf_cgd.metrics.names import require_known_metric
+from hf_cgd.models.example_losses import REGRESSION
+from hf_cgd.models.outputs import declared_problem_type, logits_of, named_outputs, num_outputs_of
+from hf_cgd.objectives import Objective
+from hf_cgd.trainer.beside_batches import without
+from hf_cgd.trainer.evaluation import GroupEvaluation
+from hf_cgd.trainer.example_results import EvaluationMetrics, ExampleResults, on_plain_labels
+from hf_cgd.trainer.forward import GroupForward
+from hf_cgd.trainer.group_setup import GroupSetup
+
+
+class SeenBatch(NamedTuple):
+    """What the loss of an evaluation batch was formed of."""
+
+    losses: Tensor
+    logits: Tensor
+
+
+class EvaluatingTrainer(Trainer):
+    """A `Trainer` whose evaluations report every group.
+
+    `compute_metrics` and `preprocess_logits_for_metrics` may be assigned at any time; they see plain labels.
+    """
+
+    group_objective: Objective
+    group_evaluation: GroupEvaluation
+    _setup: GroupSetup
+    _forward: GroupForward
+    _seen: SeenBatch | None = None
+    _own_metrics: dict[str, GroupMetric]
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether a subclass forms the loss itself."""
+        raise NotImplementedError
+
+    @property
+    def compute_metrics(self) -> EvaluationMetrics:
+        """The user's metrics, with those of the groups."""
+        return self._metrics
+
+    @compute_metrics.setter
+    def compute_metrics(self, own: Callable[..., dict[str, Any]] | None) -> None:
+        self._metrics = own if isinstance(own, EvaluationMetrics) else EvaluationMetrics(self._group_metrics, own)
+
+    @property
+    def preprocess_logits_for_metrics(self) -> Callable[[Any, Any], Any] | None:
+        """The user's function."""
+        return self._preprocess
+
+    @preprocess_logits_for_metrics.setter
+    def preprocess_logits_for_metrics(self, own: Callable[[Any, Any], Any] | None) -> None:
+        self._preprocess = on_plain_labels(own)
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Tensor | None, Any, Any]:
+        """See `Trainer.prediction_step`."""
+        inputs, _ = without(inputs, self._setup.keys_beside)
+        if any(inputs.get(name) is None for name in self.label_names):
+            # The parent takes a tensor with one row for a tuple with one entry.
+            network = model
+            model = lambda **batch: named_outputs(network(**batch))  # type: ignore[assignment] # noqa: E731
+        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """See `Trainer.evaluation_loop`. The loss is the mean over the examples, whatever the batch size."""
+        with self._steps_with_results():
+            output = super().evaluation_loop(
+                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            )
+        keeps_loss = self._forward.trains_own_loss or self._has_own_loss
+        wanted = self.args.metric_for_best_model
+        return self.group_evaluation.finish(output, metric_key_prefix, self.state.global_step, keeps_loss, wanted)
+
+    @contextmanager
+    def _steps_with_results(self) -> Iterator[None]:
+        """While a loop runs: a step, also that of a subclass, hands it `ExampleResults` in the place of the labels."""
+        own, before = self.prediction_step, self.__dict__.get("prediction_step")
+
+        def step(
+            model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+        ) -> tuple[Tensor | None, Any, Any]:
+            inputs, beside = without(inputs, self._setup.keys_beside)
+            group_ids = beside.get(self._setup.key)
+            self._seen = None
+            loss, logits, labels = own(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
+            seen, self._seen = self._seen, None
+            if labels is None or logits is None or group_ids is None:
+                return loss, logits, labels
+            plain = labels[0] if isinstance(labels, (tuple, list)) else labels
+            if seen is None:
+                # A subclass formed the loss without us.
+                scores = logits_of(logits)
+                seen = SeenBatch(self._forward.losses(scores, plain, self._network), scores)
+            answers = self._forward.predictions(seen.logits, plain, self._network)
+            results = ExampleResults(plain, self._prepare_input(group_ids), seen.losses.detach(), answers)
+            return loss, logits, tuple(results)
+
+        self.prediction_step = step  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if before is None:
+                del self.prediction_step
+            else:
+                self.prediction_step = before  # type: ignore[method-assign]
+
+    def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
+        names, counts, rate = self._setup.evaluation.names, self._setup.counts_of_evaluated, self.args.learning_rate
+        if self._may_be_binary:
+            results = results.as_binary()
+        ours = self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate)
+        if not self._own_metrics:
+            return ours
+        kept = results.numpy()
+        rows = kept.labelled
+        labels = kept.labels.reshape(kept.predictions.shape)[rows]
+        return ours | custom_group_metrics(
+            self._own_metrics, kept.predictions[rows], labels, kept.group_ids[rows], names
+        )
+
+    def _determine_best_metric(self, metrics: dict[str, Any], trial: Any) -> bool:
+        wanted = self.args.metric_for_best_model
+        if wanted is not None and not self.group_evaluation.may_be_best(metrics, wanted):
+            return False
+        return super()._determine_best_metric(metrics, trial)
+
+    def _require_metric_of_best_model(self, is_last_call: bool) -> None:
+        """Raise a ValueError where `metric_for_best_model` will not exist.
+
+        Args:
+            is_last_call: whether the user can no longer assign a `compute_metrics` of other names.
+        """
+        wanted, evaluation = self.args.metric_for_best_model, self._setup.evaluation
+        direction = None if wanted is None else direction_of(wanted, self._own_metrics)
+        if direction is not None:
+            self.args.greater_is_better = direction
+        evaluates = self.eval_dataset is not None and self.args.eval_strategy != "no"
+        if wanted is None or not evaluates or self.compute_metrics.user_metrics is not None:
+            return
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        problem = declared_problem_type(self._network)
+        if problem is None and num_outputs_of(self._network) == 1 and not self._may_be_binary:
+            problem = REGRESSION
+        only_loss = self.args.prediction_loss_only or not evaluation.names
+        by_set = {
+            name: ["loss"] if only_loss else metric_names(problem, evaluation.names if evaluation.covers(data) else ())
+            for name, data in sets.items()
+        }
+        if not only_loss:
+            by_set = {name: [*known, *names_of(self._own_metrics, evaluation.names)] for name, known in by_set.items()}
+        require_known_metric(wanted, by_set, is_last_call)
+
+    @property
+    def _may_be_binary(self) -> bool:
+        """Whether one output may stand for two classes: with a loss of the user's, and nothing declared."""
+        one = num_outputs_of(self._network) in (1, None)
+        return self.compute_loss_func is not None and one and declared_problem_type(self._network) is None
+
+    @property
+    def _network(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
