@@ -155,7 +155,7 @@ def class_weights_of(
             f"column of labels ({', '.join(label_columns)}). Give a number for each class instead."
         )
     labels = torch.as_tensor([int(value) for value in read_columns(train_dataset, [column])[column].values])
-    counts = torch.bincount(labels, minlength=num_classes or 0).double()
+    counts = torch.bincount(labels[labels >= 0], minlength=num_classes or 0).double()
     if bool((counts == 0).any()):
         missing = (counts == 0).nonzero().flatten().tolist()
         raise ValueError(

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny import predicts_one_class, text_dataset, tiny_distilbert
 
 from hf_cgd import GroupMetric, GroupReport, GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.metrics.custom_metrics import as_group_metrics, custom_group_metrics
 from hf_cgd.monitors import GroupRobustWarning
-from tests.support.tiny import predicts_one_class, text_dataset, tiny_distilbert
 
 LABELS = np.array([1, 1, 0, 0, 1, 0, 1, 1])
 PREDICTED = np.array([1, 0, 1, 0, 1, 0, 0, 1])
