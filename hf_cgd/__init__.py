@@ -5,7 +5,7 @@ Swap `transformers.Trainer` for `GroupRobustTrainer` and name the column that sa
 
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.gradients import gradient_scope
-from hf_cgd.metrics import GroupReport, group_metrics
+from hf_cgd.metrics import GroupMetric, GroupReport, group_metrics
 from hf_cgd.models.head import HeadInput
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import CGD, CORAL, ERM, ERMUW, IRM, PGI, GroupDRO, Objective
@@ -24,6 +24,7 @@ __all__ = [
     "PGI",
     "GroupDRO",
     "GroupInfo",
+    "GroupMetric",
     "GroupReport",
     "GroupRobustConfig",
     "GroupRobustLoss",

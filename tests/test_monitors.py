@@ -53,3 +53,19 @@ def test_one_class() -> None:
         assert not warn_if_one_class(np.array([1, 0, 1]), np.array([0, 1, 1]), 1.0, 0.1)
         assert not warn_if_one_class(np.array([1, 1]), np.array([1, 1]), 1.0, 0.1)
         assert not warn_if_one_class(np.array([1]), np.array([0]), 1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "has_learned", "story"),
+    [(0.6931, False, "has not begun to learn: its mean loss, 0.693, is that of guessing"),
+     (0.6931, True, "has collapsed, for it predicted several classes earlier"),
+     (2.5, False, "has collapsed, or has not started to learn")],
+)  # fmt: skip
+def test_the_one_class_warning_names_the_class_and_knows_a_model_that_guesses(
+    loss: float, has_learned: bool, story: str
+) -> None:
+    predictions, labels, losses = np.zeros(4, dtype=int), np.array([0, 1, 0, 1]), np.full(4, loss)
+    with pytest.warns(GroupRobustWarning, match=rf"single class, 0 \(hateful\), was predicted.*{story}"):
+        warn_if_one_class(
+            predictions, labels, 0.1, 0.2, losses=losses, class_names=["hateful", "fine"], has_learned=has_learned
+        )

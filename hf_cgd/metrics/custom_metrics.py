@@ -70,6 +70,25 @@ def as_group_metrics(given: Mapping[str, Any] | None) -> dict[str, GroupMetric]:
     return found
 
 
+def names_of(metrics: Mapping[str, GroupMetric], group_names: Sequence[str]) -> list[str]:
+    """All names that `custom_group_metrics` may give."""
+    return [
+        found
+        for name in metrics
+        for found in (name, f"worst_group_{name}", *(f"group_{name}/{group}" for group in group_names))
+    ]
+
+
+def direction_of(wanted: str, metrics: Mapping[str, GroupMetric]) -> bool | None:
+    """Whether greater is better for a (possibly prefixed) metric, where one of these says so itself; else None."""
+    for name, metric in metrics.items():
+        if metric.greater_is_better is not None and re.fullmatch(
+            rf"(.*_)?(worst_group_)?{name}", wanted.split("/")[0]
+        ):
+            return metric.greater_is_better
+    return None
+
+
 def lower_is_better_by_name(name: str) -> bool:
     """Whether the name of a metric ends like one that is better when lower."""
     return name.endswith(LOWER)

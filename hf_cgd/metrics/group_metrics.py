@@ -14,6 +14,7 @@ import numpy as np
 from scipy.stats import pearsonr
 
 from hf_cgd.data.training_groups import IGNORED
+from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.metrics.intervals import wilson_interval
 from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning
@@ -30,8 +31,8 @@ def is_interval(metric: str) -> bool:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a (possibly prefixed) metric is one to minimise: losses and the mean squared error."""
-    return own_name(metric).rstrip("/").endswith(("loss", "mse"))
+    """Whether a (possibly prefixed) metric is one to minimise: losses, errors and the like (`LOWER`)."""
+    return lower_is_better_by_name(own_name(metric).rstrip("/"))
 
 
 def is_group_metric(metric: str) -> bool:

@@ -1,13 +1,16 @@
 """The table of groups: what a person reads after a run."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hf_cgd.metrics.group_metrics import ONE_CLASS
 from hf_cgd.metrics.tables import markdown, plain
 
 COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
+OURS = ("accuracy", "accuracy_low", "accuracy_high", "pearson", "loss", "count")
+"""Kinds of group metrics that have fields of their own."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class GroupRow:
     accuracy_high: float | None = None
     pearson: float | None = None
     loss: float | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of the user's own, by name."""
 
     def cells(self) -> dict[str, str]:
         """Text of each column, "" where there is nothing to say."""
@@ -38,7 +43,7 @@ class GroupRow:
             "95 % interval": interval,
             "pearson": _decimals(self.pearson),
             "loss": _decimals(self.loss),
-        }
+        } | {name: _decimals(value) for name, value in self.others.items()}
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class GroupReport:
     ) -> "GroupReport":
         """Collect the metrics that start with `prefix_` (as `evaluate()` returns them) into one row per group."""
         own = {k.removeprefix(f"{prefix}_"): v for k, v in metrics.items() if k.startswith(f"{prefix}_")}
+        found = (re.fullmatch(r"group_(\w+)/.*", key, flags=re.DOTALL) for key in own)
+        others = list(dict.fromkeys(match[1] for match in found if match is not None and match[1] not in OURS))
         rows = tuple(
             GroupRow(
                 name=name,
@@ -76,11 +83,13 @@ class GroupReport:
                 accuracy_high=own.get(f"group_accuracy_high/{name}"),
                 pearson=own.get(f"group_pearson/{name}"),
                 loss=own.get(f"group_loss/{name}"),
+                others={kind: own[f"group_{kind}/{name}"] for kind in others if f"group_{kind}/{name}" in own},
             )
             for name in group_names
         )
-        names = ("accuracy", "worst_group_accuracy", "mean_group_accuracy", "adjusted_accuracy",
+        names: tuple[str, ...] = ("accuracy", "worst_group_accuracy", "mean_group_accuracy", "adjusted_accuracy",
                  "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss", ONE_CLASS)  # fmt: skip
+        names += tuple(name for kind in others for name in (kind, f"worst_group_{kind}"))
         return cls(
             rows,
             {name: own[name] for name in names if name in own},
@@ -110,7 +119,9 @@ class GroupReport:
         return {
             "objective": self.objective,
             "overall": dict(self.overall),
-            "groups": [asdict(row) for row in self.rows],
+            "groups": [
+                {name: value for name, value in asdict(row).items() if name != "others" or value} for row in self.rows
+            ],
             "weights_step": self.weights_step,
         }
 
@@ -133,8 +144,9 @@ class GroupReport:
         worst = self.all_worst
         marks = [{"group": f"{row.name} (worst)"} if any(row is one for one in worst) else {} for row in self.rows]
         rows = [row.cells() | mark for row, mark in zip(self.rows, marks, strict=True)]
-        columns = [name for name in COLUMNS if any(row[name] for row in rows)]
-        return [columns, *([row[name] for name in columns] for row in rows)]
+        others = dict.fromkeys(name for row in self.rows for name in row.others)
+        columns = [name for name in (*COLUMNS, *others) if any(row.get(name) for row in rows)]
+        return [columns, *([row.get(name, "") for name in columns] for row in rows)]
 
 
 def _decimals(value: float | None) -> str:

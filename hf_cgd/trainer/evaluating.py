@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
+from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, names_of
 from hf_cgd.metrics.group_metrics import is_group_metric, lower_is_better, metric_names
 from hf_cgd.metrics.names import require_known_metric
 from hf_cgd.models.example_losses import REGRESSION
@@ -40,6 +41,12 @@ class EvaluatingTrainer(Trainer):
     _setup: GroupSetup
     _forward: GroupForward
     _seen: SeenBatch | None = None
+    _own_metrics: dict[str, GroupMetric]
+
+    @property
+    def _has_own_loss(self) -> bool:
+        """Whether a subclass forms the loss itself."""
+        raise NotImplementedError
 
     @property
     def compute_metrics(self) -> EvaluationMetrics:
@@ -124,7 +131,15 @@ class EvaluatingTrainer(Trainer):
         names, counts, rate = self._setup.evaluation.names, self._setup.counts_of_evaluated, self.args.learning_rate
         if self._may_be_binary:
             results = results.as_binary()
-        return self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate)
+        ours = self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate)
+        if not self._own_metrics:
+            return ours
+        kept = results.numpy()
+        rows = kept.labelled
+        labels = kept.labels.reshape(kept.predictions.shape)[rows]
+        return ours | custom_group_metrics(
+            self._own_metrics, kept.predictions[rows], labels, kept.group_ids[rows], names
+        )
 
     def _determine_best_metric(self, metrics: dict[str, Any], trial: Any) -> bool:
         wanted = self.args.metric_for_best_model
@@ -139,7 +154,10 @@ class EvaluatingTrainer(Trainer):
             is_last_call: whether the user can no longer assign a `compute_metrics` of other names.
         """
         wanted, evaluation = self.args.metric_for_best_model, self._setup.evaluation
-        if wanted is not None and not isinstance(self.args, GroupOptions) and is_group_metric(wanted):
+        direction = None if wanted is None else direction_of(wanted, self._own_metrics)
+        if direction is not None:
+            self.args.greater_is_better = direction
+        elif wanted is not None and not isinstance(self.args, GroupOptions) and is_group_metric(wanted):
             # The parent goes by the last letters of the name, which may be those of a group, and knows no "mse".
             self.args.greater_is_better = not lower_is_better(wanted)
         evaluates = self.eval_dataset is not None and self.args.eval_strategy != "no"
@@ -156,6 +174,8 @@ class EvaluatingTrainer(Trainer):
             name: ["loss"] if only_loss else metric_names(problem, evaluation.names if evaluation.covers(data) else ())
             for name, data in sets.items()
         }
+        if not only_loss:
+            by_set = {name: [*known, *names_of(self._own_metrics, evaluation.names)] for name, known in by_set.items()}
         require_known_metric(wanted, by_set, is_last_call)
 
     @property
@@ -163,10 +183,6 @@ class EvaluatingTrainer(Trainer):
         """Whether one output may stand for two classes: with a loss of the user's, and nothing declared."""
         one = num_outputs_of(self._network) in (1, None)
         return self.compute_loss_func is not None and one and declared_problem_type(self._network) is None
-
-    @property
-    def _has_own_loss(self) -> bool:
-        raise NotImplementedError
 
     @property
     def _network(self) -> nn.Module:

@@ -90,7 +90,7 @@ class GroupEvaluation:
                 class_names=self.class_names,
                 has_learned=self._has_learned,
             )
-            self._has_learned |= len(np.unique(results.predictions)) > 1
+            self._has_learned |= len(np.unique(results.predictions[labelled])) > 1
         return group_metrics(
             results.predictions,
             results.labels.reshape(results.predictions.shape),

@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_cgd.data.columns import column_names, read_columns, require_columns
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.distributed.communication import Communication
+from hf_cgd.models.example_losses import IGNORED
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
 
@@ -68,7 +69,7 @@ class ExampleWeights:
         sums = torch.zeros(2, self._size, dtype=torch.float64)
         for part, taken in zip(labels, beside, strict=True):
             weights = self._of(part, taken).cpu()
-            both = torch.stack([torch.ones_like(weights), weights])
+            both = torch.stack([(weights > 0).to(weights), weights])
             sums.index_add_(1, self._places(taken, key, len(weights)).cpu(), both)
         counts, totals = self._communication.sum(sums)
         self._scales = torch.where(counts > 0, counts / totals, 0.0)
@@ -96,15 +97,15 @@ class ExampleWeights:
         if not self._has_groups:
             # The mean over this micro-batch follows, and those over micro-batches and processes.
             parts = self._micro_batches * self._communication.num_processes
-            factors = factors * (len(weights) * parts / self._counts[0])
+            factors = factors * ((weights > 0).sum() * parts / self._counts[0])
         return losses * factors.to(losses)
 
     def _of(self, labels: Tensor, taken: Mapping[str, Any]) -> Tensor:
-        """Weights [B] in float64."""
+        """Weights [B] in float64, 0 for an example without a class (-100)."""
         weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
         if self._classes is not None:
             _require_classes(labels, "class_weights")
-            weights = self._classes.to(labels.device)[labels.long().view(-1)]
+            weights = self._classes.to(labels.device)[labels.long().view(-1).clamp_min(0)]
         if self._column is not None:
             own = taken.get(self._column)
             if own is None:
@@ -115,7 +116,8 @@ class ExampleWeights:
             own = torch.as_tensor(own).to(labels.device, torch.float64).view(-1)
             _require_positive(self._column, own)
             weights = weights * own
-        return weights
+        ignored = labels.view(-1) == IGNORED if labels.numel() == len(labels) else torch.zeros_like(weights).bool()
+        return weights.masked_fill(ignored & (not labels.is_floating_point()), 0.0)
 
     def _places(self, taken: Mapping[str, Any], key: str, size: int) -> Tensor:
         return taken[key] if self._by_group else torch.zeros(size, dtype=torch.long)
@@ -153,7 +155,7 @@ def class_weights_of(
             f"column of labels ({', '.join(label_columns)}). Give a number for each class instead."
         )
     labels = torch.as_tensor([int(value) for value in read_columns(train_dataset, [column])[column].values])
-    counts = torch.bincount(labels, minlength=num_classes or 0).double()
+    counts = torch.bincount(labels[labels >= 0], minlength=num_classes or 0).double()
     if bool((counts == 0).any()):
         missing = (counts == 0).nonzero().flatten().tolist()
         raise ValueError(

@@ -1,6 +1,6 @@
 """`GroupRobustTrainer`: a `transformers.Trainer` that knows groups. It hands the Trainer's hooks on to its parts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from transformers.trainer_utils import TrainOutput
 
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.metrics import GroupReport, is_interval
+from hf_cgd.metrics.custom_metrics import as_group_metrics
 from hf_cgd.metrics.values import without_arrays
 from hf_cgd.models.outputs import class_names_of, logits_of
 from hf_cgd.objectives import Objective
@@ -41,6 +42,8 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         objective: an `Objective` or the name of one; None for what a `GroupRobustConfig` says ("cgd" by default).
         group_column: column(s) that hold the group; None for what a `GroupRobustConfig` says.
         groups: groups and counts of the training set; needed for streams, which cannot be counted.
+        group_metrics: metrics by name, each a function of (predictions, labels), an `evaluate` metric or a
+            `GroupMetric`: reported as `<name>`, `group_<name>/<group>` and `worst_group_<name>`.
 
     Raises:
         ValueError: before the first step, for whatever of the data, the options or the model does not fit together.
@@ -52,8 +55,10 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         objective: Objective | str | None = None,
         group_column: str | list[str] | None = None,
         groups: GroupInfo | None = None,
+        group_metrics: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._own_metrics = as_group_metrics(group_metrics)
         super().__init__(*args, **kwargs)
         self.label_names = self.label_names or ["labels"]
         options = options_of(self.args)
@@ -141,23 +146,20 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         """The micro-batches of one optimizer step; their group counts are taken note of."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._batches_left = len(batches)
-        label = self.label_names[0]
-        if self.group_objective.plain_mean and not self._has_own_loss and not self._uses_parent_loss:
+        if not batches or self._uses_parent_loss:
+            return batches, num_items
+        if self.group_objective.plain_mean and not self._has_own_loss:
             # What ERM trains is settled before a step begins.
             for batch in batches:
                 self._examine(batch)
         beside = [self._beside.find(batch) for batch in batches]
-        ids = [
-            self._ids_that_count(taken[self._setup.key], batch.get(label))
-            for batch, taken in zip(batches, beside, strict=True)
-            if self._setup.key in taken
-        ]
-        if batches and not self._uses_parent_loss:
-            if self.robust_loss is not None and len(ids) == len(batches):
-                self.robust_loss.open_window(ids)
-            if self._example_weights.are_set and not self._has_own_loss:
-                labels = [labels_in(batch, label) for batch in batches]
-                self._example_weights.open_step(labels, beside, self._setup.key)
+        labels = [batch.get(self.label_names[0]) for batch in batches]
+        ids: list[Any] = [taken.get(self._setup.key) for taken in beside]
+        if self.robust_loss is not None and all(part is not None for part in ids) and not self._uses_parent_loss:
+            counted = zip(ids, labels, strict=True)
+            self.robust_loss.open_window([self._ids_that_count(part, own) for part, own in counted])
+        if self._example_weights.are_set and not any(own is None for own in labels):
+            self._example_weights.open_step(labels, beside, self._setup.key)
         return batches, num_items
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -180,12 +182,12 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         labels = labels_in(inputs, self.label_names[0])
         trains = model.training and torch.is_grad_enabled()
         robust_loss = self.robust_loss if trains else None
-        if robust_loss is not None:
-            self._batches_left -= 1
         if self._uses_parent_loss or not (trains and self.group_objective.plain_mean):
             self._examine(inputs)
-        if robust_loss is not None and group_ids is not None:
-            group_ids = self._ids_that_count(group_ids, labels)
+        if robust_loss is not None:
+            self._batches_left -= 1
+            if group_ids is not None:
+                group_ids = self._ids_that_count(group_ids, labels)
         self._scale_as_the_parent(self._uses_parent_loss)
         if self._uses_parent_loss:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -202,12 +204,11 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
             def seen(outputs: Any, labels: Tensor) -> Tensor:
                 losses = self._losses_of_examples(outputs, labels, num_items_in_batch)
                 self._seen = None if trains else SeenBatch(losses, logits_of(outputs))
+                if trains and self._example_weights.are_set:
+                    return self._example_weights.weighed(losses, labels, beside, self._setup.key)
                 return losses
 
-            losses_of: Callable[..., Tensor] = seen
-            if trains and self._example_weights.are_set:
-                losses_of = self._example_weights.weighing(losses_of, beside, self._setup.key)
-            loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, losses_of)
+            loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import parameters_of, text_dataset, tiny_distilbert
 
 from hf_cgd import CGD, GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.experiments.grid import Grid
 from hf_cgd.objectives import ERM, build_objective, knobs_of
-from tests.support.tiny import parameters_of, text_dataset, tiny_distilbert
 
 MODULE = """
 from dataclasses import dataclass

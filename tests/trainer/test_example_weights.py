@@ -7,10 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from tiny import logged, parameters_of, text_rows, tiny_distilbert
 from transformers import Trainer, TrainingArguments
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
-from tests.support.tiny import logged, parameters_of, text_rows, tiny_distilbert
+from hf_cgd.distributed.communication import Communication
+from hf_cgd.objectives import ERM, GroupDRO
+from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.trainer.example_weights import ExampleWeights
 
 COMMON: dict[str, Any] = {
     "per_device_train_batch_size": 6, "optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "use_cpu": True,
@@ -129,6 +133,31 @@ def test_weights_of_groups_follow_the_weighted_losses_whatever_the_scale_of_the_
     assert runs[0].group_weights.tolist() != pytest.approx(plain.group_weights.tolist(), rel=1e-3)
     ones = trained(tmp_path / "ones", objective, step_size=1.0, max_steps=4, class_weights=[1.0, 1.0])
     assert ones.group_weights.tolist() == pytest.approx(plain.group_weights.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("objective", "num_groups"), [(ERM(), None), (ERM(), 2), (GroupDRO(), 2)], ids=str)
+def test_an_example_without_a_class_counts_in_no_sum(objective: Any, num_groups: int | None) -> None:
+    classes, generator = torch.tensor([1.0, 3.0], dtype=torch.float64), torch.Generator().manual_seed(0)
+    own = ExampleWeights(objective, num_groups, classes, GroupOptions(), Communication())
+    labels = [torch.tensor([0, -100, 1, 1]), torch.tensor([1, 0, -100, -100])]
+    ids = [torch.tensor([0, 0, 1, 1]), torch.tensor([1, 0, 0, 1])]
+    losses = [torch.rand(4, generator=generator) for _ in labels]
+    beside = [{"group": part} for part in ids]
+    own.open_step(labels, beside, "group")
+    weighed = [own.weighed(*part, "group") for part in zip(losses, labels, beside, strict=True)]
+    counted, all_labels, all_ids = torch.cat(labels) >= 0, torch.cat(labels), torch.cat(ids)
+    weights = torch.where(all_labels == 1, 3.0, 1.0) * counted
+    if num_groups is None:
+        # Means over what counts in each micro-batch, and their mean.
+        got = torch.stack(
+            [part[own_labels >= 0].mean() for part, own_labels in zip(weighed, labels, strict=True)]
+        ).mean()
+        torch.testing.assert_close(got, (weights * torch.cat(losses)).sum() / weights.sum())
+        return
+    for group in [None] if objective.mean_over_examples else [0, 1]:
+        rows = counted if group is None else counted & (all_ids == group)
+        expected = (weights * torch.cat(losses))[rows].sum() / weights[rows].sum()
+        torch.testing.assert_close(torch.cat(weighed)[rows].mean(), expected)
 
 
 def test_balanced_weights_are_those_of_the_training_set(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from torch import nn
 from transformers import TrainerCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
-from tests.support.tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 
 STEP_SIZES = {"group_dro": 0.5, "cgd": 0.5}
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from tiny import logged, parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from torch import nn
 from torch.utils.data import DataLoader, WeightedRandomSampler
 from transformers import Trainer, TrainingArguments
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.monitors import GroupRobustWarning
-from tests.support.tiny import logged, parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 
 CLASS_WEIGHTS = torch.tensor([1.0, 3.0])
 COMMON: dict[str, Any] = {

@@ -1,0 +1,132 @@
+"""Metrics of one's own over groups, and what a report says of them, of ties and of its weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import predicts_one_class, text_dataset, tiny_distilbert
+
+from hf_cgd import GroupMetric, GroupReport, GroupRobustConfig, GroupRobustTrainer
+from hf_cgd.metrics.custom_metrics import as_group_metrics, custom_group_metrics
+from hf_cgd.monitors import GroupRobustWarning
+
+LABELS = np.array([1, 1, 0, 0, 1, 0, 1, 1])
+PREDICTED = np.array([1, 0, 1, 0, 1, 0, 0, 1])
+GROUPS = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+
+
+def precision(y_true: np.ndarray, y_pred: np.ndarray) -> float:
+    """As scikit-learn orders its arguments; not the same when they are swapped."""
+    return float(((y_pred == 1) & (y_true == 1)).sum() / (y_pred == 1).sum())
+
+
+def fpr(predictions: np.ndarray, labels: np.ndarray) -> float:
+    return float(((predictions == 1) & (labels == 0)).sum() / (labels == 0).sum())
+
+
+class Recall:
+    """Like a metric of the `evaluate` library."""
+
+    def compute(self, *, predictions: np.ndarray, references: np.ndarray) -> dict[str, float]:
+        return {"recall": float(((predictions == 1) & (references == 1)).sum() / (references == 1).sum())}
+
+
+@pytest.mark.parametrize("membership", [False, True])
+def test_each_group_gets_the_value_of_its_own_rows(membership: bool) -> None:
+    given = as_group_metrics(
+        {"precision": precision, "fpr": fpr, "recall": Recall(), "worse": GroupMetric(fpr, False)}
+    )
+    ids = GROUPS[:, None] == np.arange(3)[None, :] if membership else GROUPS
+    found = custom_group_metrics(given, PREDICTED, LABELS, ids, ["a", "b", "empty"])
+    assert found == pytest.approx({
+        "precision": 3 / 4, "group_precision/a": 1 / 2, "group_precision/b": 1.0, "worst_group_precision": 1 / 2,
+        "fpr": 1 / 3, "group_fpr/a": 1 / 2, "group_fpr/b": 0.0, "worst_group_fpr": 1 / 2,
+        "recall": 3 / 5, "group_recall/a": 1 / 2, "group_recall/b": 2 / 3, "worst_group_recall": 1 / 2,
+        "worse": 1 / 3, "group_worse/a": 1 / 2, "group_worse/b": 0.0, "worst_group_worse": 1 / 2,
+    })  # fmt: skip
+
+
+def test_what_is_not_defined_is_left_out_with_a_warning() -> None:
+    def only_both(predictions: np.ndarray, labels: np.ndarray) -> float:
+        if len(set(labels.tolist())) < 2:
+            raise ValueError("Only one class is present.")
+        return 0.25
+
+    labels = np.where(GROUPS == 1, 1, LABELS)
+    with pytest.warns(GroupRobustWarning, match="group_auc/b"):
+        found = custom_group_metrics(as_group_metrics({"auc": only_both}), PREDICTED, labels, GROUPS, ["a", "b"])
+    assert found == {"auc": 0.25, "group_auc/a": 0.25, "worst_group_auc": 0.25}
+
+
+@pytest.mark.parametrize(("given", "message"), [({"f1": "f1"}, "a function"), ({"accuracy": fpr}, "that is not ours"),
+                                                ({"a/b": fpr}, "letters")])  # fmt: skip
+def test_metrics_that_cannot_be_had_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_group_metrics(given)
+
+
+def test_a_metric_of_many_numbers_is_refused() -> None:
+    given = as_group_metrics({"both": lambda predictions, labels: {"one": 1.0, "two": 2.0}})
+    with pytest.raises(ValueError, match="must give one number"):
+        custom_group_metrics(given, PREDICTED, LABELS, GROUPS, ["a", "b"])
+
+
+@predicts_one_class
+@pytest.mark.parametrize("wanted", ["worst_group_share", "worst_group_fpr", "share"])
+def test_the_best_model_is_chosen_by_them_and_the_report_shows_them(tmp_path: Path, wanted: str) -> None:
+    values = {"share": iter([0.2, 0.9, 0.4, 0.9, 0.9]), "fpr": iter([0.8, 0.1, 0.5, 0.1, 0.1])}
+
+    def scripted(name: str) -> Any:
+        seen: dict[str, float] = {}
+
+        def metric(predictions: np.ndarray, labels: np.ndarray) -> float:
+            if len(labels) == 16:
+                seen["now"] = next(values[name])
+            return seen["now"]
+
+        return metric
+
+    data = text_dataset(16)
+    args = GroupRobustConfig(
+        str(tmp_path), objective="group_dro", group_column="group", max_steps=3, eval_strategy="steps", eval_steps=1,
+        save_strategy="steps", save_steps=1, metric_for_best_model=wanted, load_best_model_at_end=True, use_cpu=True,
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    own = {"share": scripted("share"), "fpr": scripted("fpr")}
+    trainer = GroupRobustTrainer(
+        model=tiny_distilbert(), args=args, train_dataset=data, eval_dataset=data, group_metrics=own
+    )
+    trainer.train()
+    assert trainer.state.best_global_step == 2
+    report = trainer.group_report()
+    head, first = str(report).splitlines()[:2]
+    assert "weights after step 3" in head and "share" in first and "fpr" in first
+    written = json.loads(json.dumps(report.to_dict()))
+    assert written["weights_step"] == 3 and written["overall"]["worst_group_share"] == 0.9
+    assert written["groups"][0]["others"] == {"share": 0.9, "fpr": 0.1}
+
+
+def test_a_declared_direction_decides_which_model_is_the_best(tmp_path: Path) -> None:
+    args = GroupRobustConfig(
+        str(tmp_path), objective="group_dro", group_column="group", eval_strategy="epoch", save_strategy="epoch",
+        metric_for_best_model="worst_group_gap", load_best_model_at_end=True, use_cpu=True, report_to=[],
+    )  # fmt: skip
+    data = text_dataset(16)
+    trainer = GroupRobustTrainer(
+        model=tiny_distilbert(), args=args, train_dataset=data, eval_dataset=data,
+        group_metrics={"gap": GroupMetric(fpr, greater_is_better=False)},
+    )  # fmt: skip
+    assert trainer.args.greater_is_better is False
+
+
+def test_a_report_marks_all_groups_that_tie_for_the_worst() -> None:
+    metrics = {"eval_group_accuracy/a": 0.5, "eval_group_accuracy/b": 0.75, "eval_group_accuracy/c": 0.5}
+    weights = {"a": 0.2, "b": 0.2, "c": 0.6}
+    report = GroupReport.from_metrics(metrics, "eval", ["a", "b", "c"], "cgd", weights=weights, weights_step=7)
+    assert [row.name for row in report.all_worst] == ["a", "c"]
+    assert [row[0] for row in report.cells()[1:]] == ["a (worst)", "b", "c (worst)"]
+    assert str(report).startswith("objective: cgd (weights after step 7)\n")
+    without = GroupReport.from_metrics(metrics, "eval", ["a", "b", "c"], "erm", weights_step=7)
+    assert str(without).startswith("objective: erm\n")
