@@ -122,6 +122,9 @@ class GroupEvaluation:
             objective, learning_rate: for the warning.
         """
         is_classes = np.issubdtype(results.predictions.dtype, np.integer)
+        if is_classes and results.predictions.ndim == 1 and results.labels.size > len(results.labels):
+            # Shares of the classes: the largest one's class is the answer.
+            results = results._replace(labels=results.labels.argmax(axis=1))
         if is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
             step_size = objective.knobs().get("step_size")
             self._warned_one_class = warn_if_one_class(results.predictions, results.labels, step_size, learning_rate)

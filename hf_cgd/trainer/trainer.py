@@ -53,7 +53,9 @@ class GroupRobustTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.label_names = self.label_names or ["labels"]
+        if not self.label_names or (self.args.label_names is None and "labels" in self.label_names):
+            # Other arguments with "label" in their names are no labels unless the user says so.
+            self.label_names = ["labels"]
         options = options_of(self.args)
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())
@@ -183,7 +185,8 @@ class GroupRobustTrainer(Trainer):
                         self._losses_of_examples(logits_of(outputs, after_loss=True), labels), group_ids
                     )
         else:
-            del inputs[self.label_names[0]]
+            if not self._forward.requires(self.label_names[0]):
+                del inputs[self.label_names[0]]
             if robust_loss is not None:
                 self._setup.require_ids(group_ids, inputs)
             losses_of = partial(self._losses_of_examples, num_items_in_batch=num_items_in_batch)
@@ -289,7 +292,7 @@ class GroupRobustTrainer(Trainer):
         self.group_objective = self._given_objective or options_of(self.args).build_objective()
         self._read_groups()
         self._forward = GroupForward(self._network, self.group_objective, self.args, self.groups is not None)
-        self._forward.label_kind = self._setup.labels.kind
+        self._forward.may_be_shares = self._setup.labels.may_be_shares
         # The parent has to know whether to divide the loss by the number of accumulated micro-batches.
         self.model_accepts_loss_kwargs = self._uses_parent_loss and self._parent_accepts_loss_kwargs
         self.loss_is_scaled_for_ga = None if self._uses_parent_loss else False
