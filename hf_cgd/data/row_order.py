@@ -98,7 +98,7 @@ class RowOrder:
         compared: set[str],
     ) -> np.ndarray:
         size = len(possible)
-        found: np.ndarray = possible.any(axis=1)
+        found = np.asarray(possible.any(axis=1))
         if found.all():
             first: np.ndarray = possible.argmax(axis=1)
             doubtful = [j for j in range(size) if len(np.unique(ids[possible[j]], axis=0)) > 1]
@@ -112,8 +112,9 @@ class RowOrder:
             return ids
         places = self._ask_again(rows, batch, before)
         if places is None or not all(possible[j, place] or not found[j] for j, place in enumerate(places.tolist())):
+            name = getattr(self.collator, "__qualname__", None) or type(self.collator).__name__
             raise ValueError(
-                f"The collator {_name_of(self.collator)} made a batch of {size} of {len(rows)} rows, and what came "
+                f"The collator {name} made a batch of {size} of {len(rows)} rows, and what came "
                 f"back ({sorted(batch)}) does not show which row is which, so that groups are not known. {self.remedy}"
             )
         in_order = size == len(rows) and bool((places == np.arange(size)).all())
@@ -295,7 +296,3 @@ def _like(value: Any, place: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [place for _ in value]
     return float(place) if isinstance(value, float) else place
-
-
-def _name_of(collator: Any) -> str:
-    return getattr(collator, "__qualname__", None) or type(collator).__name__

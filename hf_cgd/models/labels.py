@@ -84,7 +84,7 @@ class LabelChecks:
         if self.problem_type == CLASSIFICATION or (values.dtype.kind not in "f" and self.problem_type is None):
             raise ValueError(
                 f"{labels.column_name}: expected one class{self._range()} per row, got lists of {width} numbers "
-                f"such as {values[0].tolist()}. For classes that are one-hot take the place of the 1 (argmax); several "
+                f"such as {values[0].tolist()}. For one-hot classes take the place of the 1 (argmax); several "
                 f"labels per row are floats with problem_type={MULTI_LABEL!r}. Labels of tokens are not supported."
             )
         if self.outputs is not None and width != self.outputs:

@@ -81,3 +81,11 @@ class LabelSetup:
             self.may_be_shares = True
         self.may_be_shares |= kind == CLASSIFICATION
         self.kind = self.kind or kind
+
+
+def names_of_labels(given: list[str] | None, guessed: list[str] | None) -> list[str]:
+    """Names of the labels: those the user gave, or else "labels" where the model has that argument.
+
+    The `Trainer` guesses every argument with "label" in its name, weights of labels among them.
+    """
+    return ["labels"] if not guessed or (given is None and "labels" in guessed) else guessed

@@ -23,6 +23,7 @@ from hf_cgd.trainer.evaluation import EvaluationMetrics, ExampleResults, GroupEv
 from hf_cgd.trainer.forward import GroupForward, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
+from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.resume import RunState, mark_incomplete
 from hf_cgd.trainer.search import comparison
 
@@ -53,14 +54,13 @@ class GroupRobustTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if not self.label_names or (self.args.label_names is None and "labels" in self.label_names):
-            # Other arguments with "label" in their names are no labels unless the user says so.
-            self.label_names = ["labels"]
+        self.label_names = names_of_labels(self.args.label_names, self.label_names)
         options = options_of(self.args)
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())
         self._given_objective = build_objective(objective) if isinstance(objective, str) else objective
-        self._set_up = partial(GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups)
+        self._set_up = partial(GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups,
+                               collator=self.data_collator, own_loss=self.compute_loss_func is not None)  # fmt: skip
         self._engine_choice = EngineChoice(self.args)
         self._run_state = RunState()
         self._group_log: GroupLog | None = None
@@ -281,9 +281,8 @@ class GroupRobustTrainer(Trainer):
     def _read_groups(self, anew: bool = False) -> None:
         if anew or not self._setup.suits(self.train_dataset, self.group_objective):
             self._setup: GroupSetup = self._set_up(
-                self.train_dataset, self.eval_dataset, self.group_objective, self._network,
-                collator=self.data_collator, own_loss=self.compute_loss_func is not None,
-            )  # fmt: skip
+                self.train_dataset, self.eval_dataset, self.group_objective, self._network
+            )
             self.groups, self.eval_groups, self.group_key = self._setup.groups, self._setup.evaluation, self._setup.key
             self._signature_columns = None
 
