@@ -13,6 +13,7 @@ from transformers import set_seed
 
 from hf_cgd import GroupRobustTrainer
 from hf_cgd.cli import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
+from hf_cgd.cli.data_check import DATA_CHECK_HELP, DataCheck, load_checked
 from hf_cgd.data import sources
 from hf_cgd.data.images import as_rgb
 
@@ -38,13 +39,14 @@ class Options:
     image_size: int | None = field(default=None, metadata={"help": "Side in pixels (timm); None for the model's own."})
     image_column: str = field(default="image", metadata={"help": "Column of the images, or of their paths."})
     label_column: str = field(default="label", metadata={"help": "Column of the classes: integers or strings."})
+    data_check: DataCheck = field(default="stop", metadata={"help": DATA_CHECK_HELP})
 
 
 def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, DEFAULTS, arguments)
     with readable_errors(own, config), config.main_process_first():
         columns = {name: getattr(own, name) for name in ("image_column", "label_column")}
-        splits = sources.load_labelled(own.dataset, own.dataset_config, columns, config.group_column, config.seed)
+        splits = load_checked(own.dataset, own.dataset_config, columns, config, own.data_check)
         splits = sources.with_images(splits, own.image_column, own.dataset)
         image_format = {} if own.image_size is None else {"input_size": (3, own.image_size, own.image_size)}
         set_seed(config.seed)

@@ -12,6 +12,7 @@ from transformers import set_seed
 
 from hf_cgd import GroupRobustTrainer
 from hf_cgd.cli import BEST_WORST_GROUP, parse_command_line, readable_errors, run, text_classifier
+from hf_cgd.cli.data_check import DATA_CHECK_HELP, DataCheck, load_checked
 from hf_cgd.data import sources
 
 DEFAULTS = BEST_WORST_GROUP | {
@@ -34,17 +35,18 @@ class Options:
     text_pair_column: str | None = field(default=None, metadata={"help": "Column of second texts, for pairs."})
     label_column: str = field(default="label", metadata={"help": "Column of the classes: integers or strings."})
     max_length: int = field(default=128, metadata={"help": "Tokens of a text; longer ones are cut."})
+    data_check: DataCheck = field(default="stop", metadata={"help": DATA_CHECK_HELP})
 
 
 def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, DEFAULTS, arguments)
     with readable_errors(own, config), config.main_process_first():
         columns = {name: getattr(own, name) for name in ("text_column", "text_pair_column", "label_column")}
-        splits = sources.load_labelled(own.dataset, own.dataset_config, columns, config.group_column, config.seed)
+        texts = [column for column in (own.text_column, own.text_pair_column) if column is not None]
+        splits = load_checked(own.dataset, own.dataset_config, columns, config, own.data_check, texts)
         sources.require_text(splits, [own.text_column, own.text_pair_column])
         set_seed(config.seed)
         model, tokenizer = text_classifier(own.model, splits["train"].features["label"].names)
-        texts = [column for column in (own.text_column, own.text_pair_column) if column is not None]
         splits = splits.map(
             lambda rows: tokenizer(*(rows[column] for column in texts), truncation=True, max_length=own.max_length),
             batched=True,

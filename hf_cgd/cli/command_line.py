@@ -8,7 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,33 @@ from transformers import HfArgumentParser
 from hf_cgd.trainer.config import GroupRobustConfig
 
 
+@dataclass
+class RecipeConfig(GroupRobustConfig):
+    """The config of a recipe's run: that of every run, and what a program is told besides."""
+
+    do_train: bool = field(
+        default=True,
+        metadata={"help": "Whether to train; false evaluates a trained model or a checkpoint and saves no model."},
+    )
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "Remove what an earlier run has left in output_dir and start anew."}
+    )
+
+    def __post_init__(self) -> None:
+        # A command line has no other way to say True.
+        words: dict[Any, Any] = {"true": True, "false": None}
+        if isinstance(self.resume_from_checkpoint, str):
+            word = self.resume_from_checkpoint.lower()
+            self.resume_from_checkpoint = words.get(word, self.resume_from_checkpoint)
+        super().__post_init__()
+
+
 def parse_command_line(
     options: type,
     defaults: Mapping[str, Any] | Callable[[Namespace], Mapping[str, Any]] | None = None,
     arguments: Sequence[str] | None = None,
-) -> tuple[Any, GroupRobustConfig]:
-    """Options of a recipe and a `GroupRobustConfig` from the command line.
+) -> tuple[Any, RecipeConfig]:
+    """Options of a recipe and a `RecipeConfig` from the command line.
 
     The first argument may be a YAML or JSON file of options; further ones take precedence over it.
 
@@ -38,7 +59,7 @@ def parse_command_line(
     """
     show_messages()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    kinds: list[Any] = [options, GroupRobustConfig]
+    kinds: list[Any] = [options, RecipeConfig]
     parser = HfArgumentParser(kinds)
     from_file: dict[str, Any] = {}
     if arguments and Path(arguments[0]).suffix in (".yaml", ".yml", ".json"):

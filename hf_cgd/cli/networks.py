@@ -27,9 +27,7 @@ def text_classifier(name: str, label_names: Sequence[str]) -> tuple[nn.Module, A
     """
     with _naming_the_model(name):
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForSequenceClassification.from_pretrained(
-            name, ignore_mismatched_sizes=True, **_label_options(label_names)
-        )
+        model = _loaded(AutoModelForSequenceClassification, name, label_names)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.config.pad_token_id is None:
@@ -67,9 +65,7 @@ def image_classifier(
         if not pretrained:
             config = AutoConfig.from_pretrained(name, **_label_options(label_names))
             return AutoModelForImageClassification.from_config(config), processor
-        model = AutoModelForImageClassification.from_pretrained(
-            name, ignore_mismatched_sizes=True, **_label_options(label_names)
-        )
+        model = _loaded(AutoModelForImageClassification, name, label_names)
     return model, processor
 
 
@@ -97,6 +93,27 @@ def _timm_classifier(
         # The wrapper draws weights of its own; these are timm's.
         model.timm_model = timm.create_model(name, pretrained=pretrained, num_classes=len(label_names))
     return model, TimmWrapperImageProcessor(image_config, architecture=name)
+
+
+def untrained_weights(model: nn.Module) -> list[str]:
+    """Names of the weights that a network of `text_classifier` or `image_classifier` did not find where it came from.
+
+    Of any other network: all of them.
+    """
+    new = getattr(model, _NEW_WEIGHTS, None)
+    return [name for name, _ in model.named_parameters()] if new is None else list(new)
+
+
+_NEW_WEIGHTS = "hf_cgd_new_weights"
+
+
+def _loaded(kind: Any, name: str, label_names: Sequence[str]) -> Any:
+    model, found = kind.from_pretrained(
+        name, ignore_mismatched_sizes=True, output_loading_info=True, **_label_options(label_names)
+    )
+    other_shape = [entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]]
+    setattr(model, _NEW_WEIGHTS, sorted({*found["missing_keys"], *other_shape}))
+    return model
 
 
 def _label_options(label_names: Sequence[str]) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from hf_cgd.cli.command_line import show_messages
+from hf_cgd.cli.command_line import RecipeConfig, readable_errors, show_messages
+from hf_cgd.cli.networks import untrained_weights
+from hf_cgd.cli.output_folder import REPORT_FILE, prepare_output
 from hf_cgd.tasks.base import Task
+from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
@@ -20,8 +24,6 @@ BEST_WORST_GROUP: dict[str, Any] = {
     "metric_for_best_model": "worst_group_accuracy",
 }
 """Options of a run that ends with the epoch whose worst validation group did best."""
-REPORT_FILE = "group_report.json"
-"""What `run` leaves of the groups in the folder of a run."""
 
 
 def task_options(task: Task, source: str, objective: str) -> dict[str, Any]:
@@ -49,10 +51,11 @@ def run(
     """Train on `splits["train"]`, report the groups of "validation" and "test" where there are any, save.
 
     Prints the tables of groups (on the main process) and writes model, `metrics.json` and `group_report.json` to
-    `config.output_dir`.
+    `config.output_dir`. A folder that holds an earlier run ends the program with a message, see `prepare_output`.
 
     Args:
-        config: the run.
+        config: the run. A `RecipeConfig` with `do_train=False` evaluates: the model as it was loaded, or the
+            checkpoint that it names.
         model: the network.
         splits: datasets by name: "train", and optionally "validation" and "test".
         trainer_options: passed on to `GroupRobustTrainer` (`processing_class`, `data_collator`, …).
@@ -61,6 +64,12 @@ def run(
         the trainer, after training.
     """
     show_messages()
+    own = config if isinstance(config, RecipeConfig) else None
+    trains = own is None or own.do_train
+    with readable_errors(config):
+        prepare_output(config, own is not None and own.overwrite_output_dir, trains)
+        if not trains:
+            _require_trained(config, model)
     trainer = GroupRobustTrainer(
         model=model,
         args=config,
@@ -68,15 +77,23 @@ def run(
         eval_dataset=splits.get("validation"),
         **trainer_options,
     )
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    if trains:
+        trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    else:
+        with readable_errors(config):
+            _load_for_evaluation(trainer)
     if "validation" in splits:
         trainer.evaluate()
     if "test" in splits:
         trainer.predict(splits["test"])
-    trainer.save_model()
+    if trains:
+        trainer.save_model()
     if trainer.is_world_process_zero():
         prefixes = {"validation": "eval", "test": "test"}
         reports = {name: trainer.group_report(prefix) for name, prefix in prefixes.items() if name in splits}
+        if not trains:
+            # How the model was trained is not known here.
+            reports = {name: replace(report, objective="none, evaluated only") for name, report in reports.items()}
         for name, report in reports.items():
             print(f"\n{name}\n{report}")
         assert config.output_dir is not None
@@ -84,3 +101,27 @@ def run(
         text = json.dumps(content, indent=2, ensure_ascii=False)
         (Path(config.output_dir) / REPORT_FILE).write_text(text, encoding="utf-8")
     return trainer
+
+
+def _require_trained(config: GroupRobustConfig, model: nn.Module) -> None:
+    new = [] if config.resume_from_checkpoint else untrained_weights(model)
+    if new:
+        raise ValueError(
+            f"do_train=False evaluates a trained model, but these weights were loaded from nowhere: "
+            f"{', '.join(new[:5])}{', …' if len(new) > 5 else ''}. Pass model= with the folder of a trained model, or "
+            "resume_from_checkpoint= with a checkpoint."
+        )
+
+
+def _load_for_evaluation(trainer: GroupRobustTrainer) -> None:
+    """The weights of the checkpoint that is named, if one is; group weights of a training there are none."""
+    wanted = trainer.args.resume_from_checkpoint
+    if wanted:
+        assert trainer.args.output_dir is not None
+        folder = last_complete_checkpoint(trainer.args.output_dir) if wanted is True else wanted
+        if folder is None:
+            raise ValueError(
+                f"resume_from_checkpoint=True: expected a checkpoint in {trainer.args.output_dir}, found none."
+            )
+        trainer._load_from_checkpoint(folder)
+    trainer.robust_loss = None

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ def load_labelled(
     columns: Mapping[str, str | None],
     group_columns: Sequence[str] | None,
     seed: int = 0,
+    check: Callable[[DatasetDict], None] | None = None,
 ) -> DatasetDict:
     """Splits "train", "validation" and, where there is one, "test", with classes in "label".
 
@@ -39,6 +40,7 @@ def load_labelled(
         columns: {argument: column} that every split must have, "label_column" among them; None for none.
         group_columns: columns that the training split must have; None for none.
         seed: of the draw of a validation split, see `with_validation`.
+        check: looks at the splits as they were read, before classes are formed and examples held out.
 
     Raises:
         ValueError: a column that is missing or does not hold classes.
@@ -46,8 +48,7 @@ def load_labelled(
     """
     if dataset is None:
         raise ValueError(
-            "dataset: expected a CSV, JSONL or Parquet file, a folder or the id of a dataset on the Hub, got "
-            "nothing. Say where the data is, for instance dataset=train.csv."
+            "dataset: expected a CSV, JSONL or Parquet file, a folder or the id of a dataset on the Hub, got nothing."
         )
     splits = load_splits(dataset, config_name)
     require_columns_in_splits(splits, columns)
@@ -55,6 +56,8 @@ def load_labelled(
         require_columns_in_splits({"train": splits["train"]}, {"group_column": column})
     label_column = columns["label_column"]
     assert label_column is not None
+    if check is not None:
+        check(splits)
     splits = with_class_labels(splits, label_column)
     return with_validation(splits, group_columns or ["label"], seed=seed)
 

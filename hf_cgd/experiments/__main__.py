@@ -19,6 +19,7 @@ from hf_cgd.experiments.records import load_results
 from hf_cgd.experiments.runner import Outcome, run_grid
 from hf_cgd.experiments.selection import choose
 from hf_cgd.experiments.summary import (
+    COLLAPSED,
     COLUMNS,
     accuracy_figure,
     condition_figure,
@@ -149,7 +150,7 @@ def _changed(preset: Preset, own: argparse.Namespace, options: dict[str, Any]) -
 
 def _of_use(values: dict[str, Any], objectives: Sequence[str]) -> dict[str, Any]:
     """Without the knobs of objectives that the command line leaves out."""
-    known = [objective for objective in objectives if objective in OBJECTIVES]
+    known = [objective for objective in objectives if objective in OBJECTIVES or ":" in objective]
     return {name: choices for name, choices in values.items() if any(has_option(o, name) for o in known)}
 
 
@@ -203,6 +204,11 @@ def _show(preset: Preset, outcome: Outcome, folder: Path) -> None:
     if split == "validation":
         heading = f"validation set, on which values and epochs were chosen as well: too good. {heading}"
     text = f"{heading}\n\n{markdown(results)}\n\nAll that was tried (* chosen):\n\n{markdown(searched)}\n"
+    if COLLAPSED in text:
+        text += (
+            f"\n{COLLAPSED}: the model predicts one class for all examples, so it has learned nothing, whatever its "
+            "score. Such values are chosen only where no others have finished.\n"
+        )
     print(text)
     (folder / "tables.md").write_text(text, encoding="utf-8")
     (folder / "tables.tex").write_text(f"% {heading}\n{latex(results)}\n\n{latex(searched)}\n", encoding="utf-8")

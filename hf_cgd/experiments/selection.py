@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hf_cgd.experiments.grid import Grid, Run, Setting, runs_of
-from hf_cgd.metrics import lower_is_better
+from hf_cgd.metrics import ONE_CLASS, lower_is_better
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class RunResult:
     metrics: Mapping[str, Mapping[str, float]]
     groups: Mapping[str, Sequence[Mapping[str, Any]]]
     seconds: float
+
+    def collapsed(self, split: str) -> bool:
+        """Whether the model predicts one class for all examples of a split (False for reports that do not say)."""
+        return self.metrics.get(split, {}).get(ONE_CLASS, 0.0) > 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class Choice:
     candidates: int
     results: tuple[RunResult, ...]
 
+    def collapsed(self, split: str = "test") -> int:
+        """Number of the reported runs that predict one class for all examples of a split."""
+        return sum(result.collapsed(split) for result in self.results)
+
     def test_values(self, metric: str, split: str = "test") -> np.ndarray:
         """A metric of the reported runs, [S]."""
         return np.array([result.metrics[split][metric] for result in self.results], dtype=float)
@@ -55,7 +63,9 @@ def choose(grid: Grid, results: Sequence[RunResult]) -> list[Choice]:
     """The best values of each objective under each condition, by the mean of `grid.metric` on validation.
 
     Only points whose runs have finished with all the seeds of the choice, with a finite score, take part; among equal
-    ones the first in the order of the grid wins. An objective without such a point has no choice.
+    ones the first in the order of the grid wins. An objective without such a point has no choice. A point with a run
+    that predicts one class for all validation examples is not chosen while there is a point with fewer such runs,
+    whatever their scores: where labels are unbalanced within the groups, a collapse can have the better score.
 
     Args:
         grid: what was run.
@@ -76,7 +86,10 @@ def choose(grid: Grid, results: Sequence[RunResult]) -> list[Choice]:
             if not scored:
                 continue
             sign = -1 if lower_is_better(grid.metric) else 1
-            point, score = max(scored, key=lambda pair: sign * pair[1])
+            point, score = max(
+                scored,
+                key=lambda pair: (-_collapsed(grid, condition, objective, pair[0], known), sign * pair[1]),
+            )
             runs = runs_of(condition, objective, point, grid.seeds)
             own = tuple(known[run] for run in runs if run in known)
             choices.append(Choice(condition, objective, point, score, len(scored), own))
@@ -97,6 +110,11 @@ def _score(
         return None
     scores = [validation_score(known[run], grid.metric) for run in runs]
     return float(np.mean(scores)) if all(map(math.isfinite, scores)) else None
+
+
+def _collapsed(grid: Grid, condition: Setting, objective: str, point: Setting, known: Mapping[Run, RunResult]) -> int:
+    """Number of the runs that a point is chosen by that predict one class on validation."""
+    return sum(known[run].collapsed("validation") for run in runs_of(condition, objective, point, grid.chosen_on))
 
 
 def validation_score(result: RunResult, metric: str) -> float:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hf_cgd.experiments.grid import Grid, Setting, runs_of, setting_name
+from hf_cgd.experiments.grid import Grid, Setting, runs_of, setting_name, value_name
 from hf_cgd.experiments.selection import Choice, RunResult
-from hf_cgd.metrics import GroupReport, GroupRow
+from hf_cgd.metrics import GroupReport, GroupRow, wilson_interval
 from hf_cgd.metrics.tables import mean_and_deviation
 from hf_cgd.plots import comparison_figure, sweep_figure
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("accuracy", "worst_group_accuracy")
 """Average and worst group, as in the paper."""
+COLLAPSED = "ONE CLASS"
+"""Marks runs that predict one class for all examples: they have learned nothing, whatever their score."""
 
 Published = Mapping[tuple[str, str], Sequence[str]]
 """The paper's cells by name of the condition and objective."""
@@ -29,8 +31,8 @@ def result_rows(
 ) -> list[list[str]]:
     """Cells of the table of results: a row for each objective, under it the paper's; for each condition the columns.
 
-    Mean (standard deviation) over the seeds; accuracies in per cent. The last column tells the chosen values, and how
-    many seeds there are.
+    Mean (standard deviation) over the seeds; accuracies in per cent. Then come the chosen values and how many seeds
+    there are, and last, where the reports tell, how far the worst group can be trusted: see `standing`.
 
     Args:
         choices: what `choose` gives.
@@ -40,20 +42,22 @@ def result_rows(
     """
     conditions = list(dict.fromkeys(choice.condition for choice in choices))
     head = [f"{setting_name(condition)} {column}".strip() for condition in conditions for column in columns]
-    rows = [["", *head, "chosen, seeds"]]
+    rows = [["", *head, "chosen, seeds", "worst group"]]
     for objective in dict.fromkeys(choice.objective for choice in choices):
-        own, papers, notes = [objective], [f"{objective}, paper"], {}
+        own, papers = [objective], [f"{objective}, paper"]
+        notes: dict[str, str] = {}
+        standings: dict[str, str] = {}
         for condition in conditions:
             choice = next((c for c in choices if (c.condition, c.objective) == (condition, objective)), None)
             own += [_cell(choice, column, split) for column in columns]
             papers += (published or {}).get((setting_name(condition), objective), [""] * len(columns))
             if choice is not None:
                 notes[setting_name(condition)] = _note(choice)
-        alike = len(set(notes.values())) == 1
-        rows.append([*own, next(iter(notes.values())) if alike else "; ".join(map(": ".join, notes.items()))])
+                standings[setting_name(condition)] = standing(choice.results, split)
+        rows.append([*own, _by_condition(notes), _by_condition(standings)])
         if any(papers[1:]):
-            rows.append([*papers, ""])
-    return rows
+            rows.append([*papers, "", ""])
+    return _without_empty_end(rows)
 
 
 def search_rows(
@@ -62,11 +66,12 @@ def search_rows(
     """Cells of the table of all that was tried: the metric of the choice on validation and, for the record, on test.
 
     Means over the seeds of the choice. The chosen values are marked with an asterisk; those with unfinished runs say
-    how many have finished.
+    how many have finished. The last column is `standing` on validation.
     """
     known = {result.run: result for result in results}
     chosen = {(choice.condition, choice.objective, choice.point) for choice in choices}
-    rows = [["condition", "objective", "values", f"validation {grid.metric}", f"{split} {grid.metric}", "seeds"]]
+    rows = [["condition", "objective", "values", f"validation {grid.metric}", f"{split} {grid.metric}", "seeds",
+             "worst group on validation"]]  # fmt: skip
     for condition in grid.all_conditions():
         for objective in grid.objectives:
             for point in grid.points(objective):
@@ -75,10 +80,38 @@ def search_rows(
                 mark = " *" if (condition, objective, point) in chosen and point else ""
                 done = f"{len(finished)}" if len(finished) == len(runs) else f"{len(finished)} of {len(runs)}"
                 cells = [_mean(finished, grid.metric, name) for name in ("validation", split)]
-                rows.append([setting_name(condition), objective, setting_name(point) + mark, *cells, done])
+                worst = standing(finished, "validation")
+                rows.append([setting_name(condition), objective, setting_name(point) + mark, *cells, done, worst])
+    rows = _without_empty_end(rows)
     if not grid.conditions:
         rows = [row[1:] for row in rows]
     return rows
+
+
+def standing(results: Sequence[RunResult], split: str) -> str:
+    """How far the worst group of some runs can be trusted: `a: n = 27, 37.3-72.4`, in per cent.
+
+    The group with the lowest mean accuracy over the runs, how many examples of it a run is judged by (the least, where
+    runs differ), and the 95 % Wilson interval of that accuracy on so many. Before it stands a mark where runs
+    predict one class for all examples. "" where the reports tell neither.
+    """
+    parts = []
+    collapsed = sum(result.collapsed(split) for result in results)
+    if collapsed:
+        parts.append(f"{COLLAPSED} in {collapsed} of {len(results)} run{'s' * (len(results) > 1)}")
+    tables = [
+        {row["name"]: (row["accuracy"], row["count"]) for row in result.groups.get(split, ())
+         if row.get("accuracy") is not None and row.get("count")}
+        for result in results
+    ]  # fmt: skip
+    shared = [name for name in (tables[0] if tables else ()) if all(name in table for table in tables)]
+    if shared:
+        means = {name: float(np.mean([table[name][0] for table in tables])) for name in shared}
+        worst = min(shared, key=means.__getitem__)
+        count = min(table[worst][1] for table in tables)
+        low, high = wilson_interval(round(means[worst] * count), count)
+        parts.append(f"{worst}: n = {count}, {100 * low:.1f}-{100 * high:.1f}")
+    return "; ".join(parts)
 
 
 def reported_split(results: Iterable[RunResult]) -> str:
@@ -87,9 +120,14 @@ def reported_split(results: Iterable[RunResult]) -> str:
 
 
 def accuracy_figure(choices: Sequence[Choice], condition: Setting, split: str = "test") -> "Figure":
-    """Accuracies of the groups under each objective, of the chosen values, with their spread over the seeds."""
+    """Accuracies of the groups under each objective, of the chosen values, with their spread over the seeds.
+
+    Over each panel stands what `standing` says of it.
+    """
     reports = {
-        choice.objective: [_report(result, split, choice.objective) for result in choice.results]
+        "\n".join(filter(None, (choice.objective, *standing(choice.results, split).split("; ")))): [
+            _report(result, split, choice.objective) for result in choice.results
+        ]
         for choice in choices
         if choice.condition == condition and choice.results
     }
@@ -99,10 +137,13 @@ def accuracy_figure(choices: Sequence[Choice], condition: Setting, split: str = 
 def condition_figure(choices: Sequence[Choice], metric: str, split: str = "test") -> "Figure":
     """The metric against the one condition of the grid, a number: a line for each objective, bands of standard errors.
 
+    The legend marks objectives whose runs predict one class, and says where.
+
     Raises:
         ValueError: no or several conditions, or one that is not a number.
     """
     curves: dict[str, dict[float, np.ndarray]] = {}
+    marked: dict[str, list[str]] = {}
     names = set()
     for choice in choices:
         if len(choice.condition) != 1 or not isinstance(choice.condition[0][1], (int, float)):
@@ -110,7 +151,26 @@ def condition_figure(choices: Sequence[Choice], metric: str, split: str = "test"
         names.add(choice.condition[0][0])
         if choice.results:
             curves.setdefault(choice.objective, {})[choice.condition[0][1]] = choice.test_values(metric, split)
+        if choice.collapsed(split):
+            marked.setdefault(choice.objective, []).append(value_name(choice.condition[0][1]))
+    for objective, where in marked.items():
+        curves = {
+            f"{name} ({COLLAPSED} at {', '.join(where)})" if name == objective else name: points
+            for name, points in curves.items()
+        }
     return sweep_figure(curves, xlabel=names.pop(), ylabel=metric.replace("_", " "))
+
+
+def _by_condition(texts: Mapping[str, str]) -> str:
+    """One text where it is the same under all conditions, else each behind the name of its condition."""
+    if len(set(texts.values())) == 1:
+        return next(iter(texts.values()))
+    return "; ".join(f"{condition}: {text}" for condition, text in texts.items() if text)
+
+
+def _without_empty_end(rows: list[list[str]]) -> list[list[str]]:
+    """The table without its last column where that is empty below the head."""
+    return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
 
 
 def _report(result: RunResult, split: str, objective: str) -> GroupReport:

@@ -20,6 +20,7 @@ import torch
 from tqdm.auto import tqdm
 
 from hf_cgd.cli import REPORT_FILE
+from hf_cgd.cli.output_folder import results_in
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.records import LOG_FILE, RUN_FILE, all_options, finished_result, option_words, write_run
 from hf_cgd.experiments.selection import RunResult, validation_score
@@ -121,6 +122,9 @@ class WorkerPool:
         command = [*self.launcher, self.grid.recipe, *option_words(options | {"output_dir": str(folder)})]
         if checkpoint is not None:
             command += ["--resume_from_checkpoint", checkpoint]
+        elif results_in(folder):
+            # Of a run that came to no checkpoint.
+            command += ["--overwrite_output_dir", "true"]
         start = time.perf_counter()
         log.write(f"$ {' '.join(command)}\n".encode())
         log.flush()

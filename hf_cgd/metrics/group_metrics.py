@@ -3,7 +3,7 @@
 Classification: `accuracy`, `worst_group_accuracy`, `mean_group_accuracy`, `adjusted_accuracy`, `group_accuracy/<name>`
 with the bounds of its 95 % Wilson interval `group_accuracy_low/<name>` and `group_accuracy_high/<name>`. Regression:
 `mse`, `pearson`, `worst_group_pearson`, `group_pearson/<name>`. Both: `worst_group_loss`, `group_loss/<name>`,
-`group_count/<name>`.
+`group_count/<name>`. `one_class_predicted`: see `ONE_CLASS`.
 """
 
 import warnings
@@ -16,6 +16,8 @@ from hf_cgd.metrics.intervals import wilson_interval
 from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning
 
+ONE_CLASS = "one_class_predicted"
+"""1.0 where all examples are given the same class (or set of labels) although there are several, else 0.0."""
 LOWER_BOUND, UPPER_BOUND = "group_accuracy_low/", "group_accuracy_high/"
 """Names of the bounds of a group's 95 % interval, before the name of the group."""
 
@@ -108,6 +110,9 @@ def _accuracy_metrics(
     metrics = {"accuracy": float(correct.mean()) if len(correct) else float("nan")}
     if not present:
         return metrics
+    if len(correct) > 1:
+        given, right = (len(np.unique(rows, axis=0)) for rows in (predictions, labels))
+        metrics[ONE_CLASS] = float(given == 1 < right)
     accuracies = {name: float(correct[rows].mean()) for name, rows in present.items()}
     metrics["worst_group_accuracy"] = min(accuracies.values())
     metrics["mean_group_accuracy"] = float(np.mean(list(accuracies.values())))

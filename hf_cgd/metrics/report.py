@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hf_cgd.metrics.group_metrics import ONE_CLASS
 from hf_cgd.metrics.tables import markdown, plain
 
 COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
@@ -47,6 +48,8 @@ class GroupReport:
     rows: tuple[GroupRow, ...]
     overall: Mapping[str, float]
     objective: str
+    weights_step: int | None = None
+    """Optimizer steps after which the groups had these weights; None where it is not known or there are none."""
 
     @classmethod
     def from_metrics(
@@ -58,6 +61,7 @@ class GroupReport:
         *,
         train_counts: Mapping[str, int] | None = None,
         weights: Mapping[str, float] | None = None,
+        weights_step: int | None = None,
     ) -> "GroupReport":
         """Collect the metrics that start with `prefix_` (as `evaluate()` returns them) into one row per group."""
         own = {k.removeprefix(f"{prefix}_"): v for k, v in metrics.items() if k.startswith(f"{prefix}_")}
@@ -76,15 +80,30 @@ class GroupReport:
             for name in group_names
         )
         names = ("accuracy", "worst_group_accuracy", "mean_group_accuracy", "adjusted_accuracy",
-                 "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss")  # fmt: skip
-        return cls(rows, {name: own[name] for name in names if name in own}, objective)
+                 "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss", ONE_CLASS)  # fmt: skip
+        return cls(
+            rows,
+            {name: own[name] for name in names if name in own},
+            objective,
+            None if weights is None else weights_step,
+        )
 
     @property
     def worst(self) -> GroupRow | None:
         """The group with the lowest accuracy (correlation, for a regression); None if no group was evaluated."""
+        return next(iter(self.all_worst), None)
+
+    @property
+    def all_worst(self) -> tuple[GroupRow, ...]:
+        """All groups with that lowest value."""
         scored = [(row.accuracy if row.accuracy is not None else row.pearson, row) for row in self.rows]
-        measured = [(score, row) for score, row in scored if score is not None]
-        return min(measured, key=lambda pair: pair[0])[1] if measured else None
+        lowest = min((score for score, _ in scored if score is not None), default=None)
+        return tuple(row for score, row in scored if score is not None and score == lowest)
+
+    @property
+    def one_class(self) -> bool:
+        """Whether the model gave every example the same class, although there are several."""
+        return self.overall.get(ONE_CLASS, 0.0) > 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -92,6 +111,7 @@ class GroupReport:
             "objective": self.objective,
             "overall": dict(self.overall),
             "groups": [asdict(row) for row in self.rows],
+            "weights_step": self.weights_step,
         }
 
     def to_markdown(self) -> str:
@@ -99,13 +119,20 @@ class GroupReport:
         return markdown(self.cells())
 
     def __str__(self) -> str:
-        overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items())
-        return "\n".join([f"objective: {self.objective}", plain(self.cells()), overall])
+        overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items() if name != ONE_CLASS)
+        step = "" if self.weights_step is None else f" (weights after step {self.weights_step})"
+        note = (
+            ["All examples are given the same class: the model has collapsed, or not begun to learn."]
+            if self.one_class
+            else []
+        )
+        return "\n".join([f"objective: {self.objective}{step}", plain(self.cells()), overall, *note])
 
     def cells(self) -> list[list[str]]:
-        """Head and rows as text; columns without any entry are left out, the worst group is marked."""
-        worst = self.worst
-        rows = [row.cells() | ({"group": f"{row.name} (worst)"} if row is worst else {}) for row in self.rows]
+        """Head and rows as text; columns without any entry are left out, the worst group (or groups) is marked."""
+        worst = self.all_worst
+        marks = [{"group": f"{row.name} (worst)"} if any(row is one for one in worst) else {} for row in self.rows]
+        rows = [row.cells() | mark for row, mark in zip(self.rows, marks, strict=True)]
         columns = [name for name in COLUMNS if any(row[name] for row in rows)]
         return [columns, *([row[name] for name in columns] for row in rows)]
 

@@ -1,6 +1,7 @@
 """What goes into a network and what comes out of it, whatever library it is from."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -32,6 +33,13 @@ def num_outputs_of(model: nn.Module | None) -> int | None:
         return declared
     sizes = [layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear)]
     return declared if not sizes or sizes[-1] == declared else own
+
+
+def class_names_of(model: nn.Module | None) -> list[str]:
+    """Names of a network's classes, [] where it has none: of its config, which calls a class without one LABEL_2."""
+    names = getattr(getattr(model, "config", None), "id2label", None) or {}
+    found = [str(names[number]) for number in sorted(names)]
+    return [] if all(re.fullmatch(r"LABEL_\d+", name) for name in found) else found
 
 
 def declared_problem_type(model: nn.Module | None) -> str | None:

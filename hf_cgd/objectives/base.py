@@ -111,6 +111,9 @@ class Objective:
     linear_in_losses: ClassVar[bool] = True
     """Whether its scalar is a sum of example losses with one coefficient for each group. The fast gradient engines
     need that. A class that overrides `loss` and does not say counts as not linear."""
+    mean_over_examples: ClassVar[bool] = False
+    """Whether its scalar (without a penalty) is a mean over the examples, and not one of means over groups; weights of
+    examples are divided by their sum over the same."""
     plain_mean: ClassVar[bool] = False
     """Whether its scalar is the mean over the examples, for which no groups are needed."""
 
@@ -119,8 +122,10 @@ class Objective:
         for old, new in _FORMER_DECLARATIONS.items():
             if old in cls.__dict__:
                 raise TypeError(f"{cls.__qualname__} declares {old!r}, which is {new} now. Rename it.")
-        if "loss" in cls.__dict__ and "linear_in_losses" not in cls.__dict__:
-            cls.linear_in_losses = False
+        if "loss" in cls.__dict__:
+            # What a parent class says of its own scalar does not hold for another one.
+            cls.linear_in_losses = cls.__dict__.get("linear_in_losses", False)
+            cls.plain_mean = cls.__dict__.get("plain_mean", False)
 
     @property
     def statistics(self) -> frozenset[Statistic]:

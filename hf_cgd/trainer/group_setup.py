@@ -28,6 +28,7 @@ from hf_cgd.models.labels import LabelCollator
 from hf_cgd.models.outputs import forward_parameters, renamed_input
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.trainer.example_weights import class_weights_of, require_weight_column
 from hf_cgd.trainer.label_setup import LabelSetup
 from hf_cgd.trainer.sample import Sample
 
@@ -93,6 +94,11 @@ class GroupSetup:
         """Group of each row [N], UNKNOWN_GROUP for rows that are None."""
         self._train_rows_tell = True
         read = self._read(given, objective)
+        self.class_weights = class_weights_of(
+            options.class_weights, train_dataset, self._label_columns, self.labels.outputs
+        )
+        """Weight of each class in the training loss [C]; None for none."""
+        require_weight_column(options.example_weight_column, train_dataset)
         self.evaluation = EvaluationGroups(self.columns, options.eval_group_column, self.groups)
         """Groups that evaluations are reported for."""
         self._seen: dict[int, tuple[weakref.ref[Any], GroupInfo | None, Any]] = {}
@@ -115,24 +121,26 @@ class GroupSetup:
     @property
     def extra_columns(self) -> list[str]:
         """Columns that a dataset has to keep although the model has no argument of their name."""
-        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP]
+        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP, *self.keys_beside[1:]]
 
     def suits(self, train_dataset: Any, objective: Objective) -> bool:
         """Whether this was read from that training set and holds all that the objective needs."""
         uncounted = self.groups is not None and self.groups.class_counts is None
         return self.train_dataset is train_dataset and not (uncounted and "class_counts" in objective.reads)
 
-    def take_ids(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """A batch without its group ids, and the ids: [B], or memberships [B, K]; None where it has none."""
-        rest = dict(inputs)
-        return rest, rest.pop(self.key, None)
+    @property
+    def keys_beside(self) -> list[str]:
+        """Keys of a batch that no model takes: those of group ids and of example weights."""
+        column = self._options.example_weight_column
+        return [self.key] if column is None else [self.key, column]
 
     def require_ids(self, ids: Any, inputs: Mapping[str, Any]) -> None:
         """Raise a ValueError where a training batch has none."""
         if ids is None:
             raise ValueError(
-                f"Expected the batch to hold the group ids under {self.key!r}, got {sorted(inputs)}. Build batches "
-                "with get_train_dataloader(), or put the ids there."
+                f"Expected the batch to hold the group ids under {self.key!r}, got {sorted(inputs)}. Build "
+                "loaders with collate_fn=self.data_collator in get_train_dataloader(), which keeps them, or put the "
+                "ids there. A compute_loss that calls super().compute_loss must hand on some tensor of its batch."
             )
 
     def training_collator(self, collator: Collator, in_group_order: bool) -> Collator:
@@ -170,6 +178,11 @@ class GroupSetup:
         assert self._train_group_ids is not None
         kind = BalancedGroupSampler if self._options.group_sampling == "balanced" else WeightedGroupSampler
         return kind(self._train_group_ids, batch_size, seed, drop_last)
+
+    @property
+    def samples_by_group(self) -> bool:
+        """Whether `group_sampling` decides the order of the training examples."""
+        return self._options.group_sampling != "none"
 
     @property
     def _hidden(self) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from grids import RECIPE, starts
 from paths import RECIPES, ROOT
-from programs import run
 
 from hf_cgd import GroupRobustConfig
 from hf_cgd.experiments import PRESETS
@@ -111,11 +110,12 @@ def test_published_grids() -> None:
     assert PRESETS["colored_mnist"].published["", "cgd"] == ("78.6 (0.5)", "65.6 (5.9)")
 
 
-def test_a_real_recipe(tmp_path: Path) -> None:
+def test_a_real_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The table holds the numbers of the runs, read from their own files."""
+    monkeypatch.chdir(ROOT)
     words = ["multinli", "--fast", "--objectives", "cgd", "--values", "step_size=0.1", "--output_dir", str(tmp_path)]
     told = ["--use_cpu", "--max_steps", "3", "--eval_strategy", "no", "--load_best_model_at_end", "false"]
-    printed, _ = run("-m", "hf_cgd.experiments", *words, "--", *told, cwd=ROOT)
+    assert main([*words, "--", *told]) == 0
     report = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/group_report.json").read_text())["test"]["overall"]
     row = f"| cgd | {100 * report['accuracy']:.1f} | {100 * report['worst_group_accuracy']:.1f} | step_size=0.1, 1 |"
-    assert row in " ".join(printed.split())
+    assert row in " ".join(capsys.readouterr().out.split())

@@ -111,6 +111,35 @@ def test_unfinished_and_diverged_points_take_no_part() -> None:
     assert (choice.objective, choice.point, choice.candidates) == ("cgd", (("step_size", 0.01),), 1)
 
 
+@pytest.mark.parametrize(
+    ("scores", "collapsed", "lower", "place"),
+    [
+        ([0.9, 0.9, 0.5, 0.5, 0.6, 0.6], [1, 1, 0, 0, 0, 0], False, 2),
+        ([0.9, 0.9, 0.5, 0.5, 0.4, 0.4], [0, 1, 0, 0, 0, 0], False, 1),  # one collapse is enough
+        ([0.1, 0.1, 0.5, 0.5, 0.6, 0.6], [1, 1, 0, 0, 0, 0], True, 1),
+        ([0.9, 0.9, 0.5, 0.5, 0.6, 0.6], [1, 1, 1, 0, 1, 1], False, 1),  # none without: the fewest
+        (
+            [0.9, 0.9, 0.5, 0.5, 0.6, 0.6],
+            [1, 1, 1, 1, 1, 1],
+            False,
+            0,
+        ),  # nothing has learned: by the score, and marked
+    ],
+)
+def test_a_collapse_is_not_chosen_over_what_has_learned(
+    scores: list[float], collapsed: list[int], lower: bool, place: int
+) -> None:
+    metric = "worst_group_loss" if lower else "worst_group_accuracy"
+    grid = Grid(RECIPE, ("cgd",), {"step_size": [1, 0.1, 0.01]}, seeds=(0, 1), metric=metric)
+    results = [
+        result(run, score, metric=metric, one_class=bool(one))
+        for run, score, one in zip(grid.search_runs(), scores, collapsed, strict=True)
+    ]
+    (choice,) = choose(grid, results)
+    assert choice.point == grid.points("cgd")[place] and choice.score == pytest.approx(scores[2 * place])
+    assert choice.collapsed("validation") == sum(collapsed[2 * place : 2 * place + 2])
+
+
 def test_conditions_are_chosen_for_apart() -> None:
     grid = Grid(RECIPE, ("cgd",), {"step_size": [1, 0.1]}, {"ratio": [2, 50]}, seeds=(0,))
     scores = [0.9, 0.1, 0.2, 0.3]

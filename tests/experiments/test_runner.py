@@ -136,6 +136,7 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc to look for processes")
 def test_stopped_and_killed_programs(tmp_path: Path) -> None:
     """One that is told to stop stops its runs. One that is killed leaves a run, which keeps others off its folder."""

@@ -5,7 +5,8 @@ import pytest
 from grids import RECIPE, result
 
 from hf_cgd.experiments import Grid, Run, RunResult, choose, result_rows, search_rows
-from hf_cgd.experiments.summary import accuracy_figure, condition_figure, reported_split
+from hf_cgd.experiments.summary import accuracy_figure, condition_figure, reported_split, standing
+from hf_cgd.metrics import wilson_interval
 from hf_cgd.metrics.tables import latex
 
 
@@ -50,6 +51,51 @@ def test_without_a_test_split_validation_is_reported() -> None:
     assert reported_split(results) == "validation"
     rows = result_rows(choose(grid, results), ("worst_group_accuracy",), split="validation")
     assert rows[1] == ["erm", "50.0", "1"]
+
+
+def judged(run: Run, low: float, one_class: bool, count: int = 20) -> RunResult:
+    """A run whose group b is right in a share `low` of `count` examples."""
+    groups = [{"name": "a", "accuracy": 0.9, "count": 50}, {"name": "b", "accuracy": low, "count": count}]
+    overall = {"accuracy": 0.8, "worst_group_accuracy": low, "one_class_predicted": float(one_class)}
+    return RunResult(
+        run, dict.fromkeys(("validation", "test"), overall), dict.fromkeys(("validation", "test"), groups), 1.0
+    )
+
+
+def test_tables_mark_a_collapse_and_say_how_far_the_worst_group_is_known() -> None:
+    grid = Grid(RECIPE, ("erm", "cgd"), {"step_size": [1, 0.1]}, seeds=(0, 1))
+    scores = {("erm", None): 0.4, ("cgd", 1): 0.75, ("cgd", 0.1): 0.5}
+    results = [
+        judged(run, scores[run.objective, dict(run.point).get("step_size")], dict(run.point).get("step_size") == 1)
+        for run in grid.search_runs()
+    ]
+    choices = choose(grid, results)
+    low, high = wilson_interval(10, 20)
+    known = f"b: n = 20, {100 * low:.1f}-{100 * high:.1f}"
+    rows = result_rows(choices)
+    assert rows[0][-1] == "worst group" and rows[2] == ["cgd", "80.0 (0.0)", "50.0 (0.0)", "step_size=0.1, 2", known]
+    searched = {row[1]: row[-1] for row in search_rows(grid, results, choices)[1:]}
+    assert searched["step_size=0.1 *"] == known and searched["step_size=1"].startswith(
+        "ONE CLASS in 2 of 2 runs; b: n"
+    )
+
+
+def test_the_interval_is_that_of_the_smallest_run() -> None:
+    runs = [Run((), "erm", (), seed) for seed in (0, 1)]
+    results = [judged(runs[0], 0.5, False, count=20), judged(runs[1], 0.75, True, count=8)]
+    low, high = wilson_interval(5, 8)  # .625 of 8
+    assert standing(results, "test") == f"ONE CLASS in 1 of 2 runs; b: n = 8, {100 * low:.1f}-{100 * high:.1f}"
+    assert standing([], "test") == standing([result(runs[0], 0.5)], "validation") == ""
+
+
+def test_pictures_mark_a_collapse() -> None:
+    grid = Grid(RECIPE, ("cgd",), {}, {"ratio": [2, 50]}, seeds=(0,))
+    choices = choose(grid, [judged(run, 0.4, dict(run.condition)["ratio"] == 50) for run in grid.search_runs()])
+    (legend,) = condition_figure(choices, grid.metric).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["cgd (ONE CLASS at 50)"]
+    titles = [accuracy_figure(choices, condition).axes[0].get_title() for condition in grid.all_conditions()]
+    assert ["ONE CLASS in 1 of 1 run" in title for title in titles] == [False, True]
+    assert all("b: n = 20" in title for title in titles)
 
 
 def test_latex() -> None:

@@ -91,18 +91,28 @@ def test_larger_sketches_give_closer_cosines() -> None:
     assert errors[128] < errors[8] / 2 and errors[128] < 0.1
 
 
+def with_frozen_head() -> nn.Module:
+    """The gradients of the head, which is too small to be sketched, would outweigh all others."""
+    model = tiny_distilbert()
+    model.pre_classifier.requires_grad_(False)
+    model.classifier.requires_grad_(False)
+    return model
+
+
 def test_a_run_with_sketches_is_near_the_exact_one_and_resumes_bit_for_bit(trainer: Build) -> None:
     changes: dict[str, Any] = {
         "gradient_engine": "sketch", "step_size": 0.5, "max_steps": 6, "save_strategy": "steps", "save_steps": 3,
     }  # fmt: skip
     data = text_dataset(40, groups=3)
-    straight = trainer(changes, train_dataset=data)
+    straight = trainer(changes, model=with_frozen_head(), train_dataset=data)
     straight.train()
-    exact = trainer({**changes, "gradient_engine": "per_group", "save_strategy": "no"}, train_dataset=data)
+    exact = trainer({**changes, "gradient_engine": "per_group", "save_strategy": "no"}, model=with_frozen_head(),
+                    train_dataset=data)  # fmt: skip
     exact.train()
     moved = (exact.group_weights - 1 / 3).abs().max()
-    assert moved > 0.02 and (straight.group_weights - exact.group_weights).abs().max() < 0.25 * moved
-    resumed = trainer(changes, train_dataset=data)
+    error = (straight.group_weights - exact.group_weights).abs().max()
+    assert moved > 0.05 and 1e-5 < error < 0.05 * moved
+    resumed = trainer(changes, model=with_frozen_head(), train_dataset=data)
     resumed.train(resume_from_checkpoint=f"{straight.args.output_dir}/checkpoint-3")
     assert torch.equal(resumed.group_weights, straight.group_weights)
     assert torch.equal(parameters_of(resumed.model), parameters_of(straight.model))

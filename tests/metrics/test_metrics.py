@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -30,6 +31,7 @@ def test_by_hand() -> None:
     assert metrics == pytest.approx(
         {
             "accuracy": 0.5,
+            "one_class_predicted": 0.0,
             "worst_group_accuracy": 0.0,
             "mean_group_accuracy": 0.375,
             "adjusted_accuracy": 0.675,
@@ -114,6 +116,27 @@ def test_multi_label_rows_are_right_when_all_labels_are() -> None:
         np.array([[1, 0], [1, 1]]), np.array([[1, 0], [0, 1]]), np.array([0, 0]), ["a"], problem_type=MULTI_LABEL
     )
     assert metrics["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("predictions", "labels", "expected"),
+    [
+        ([1, 1, 1], [0, 1, 1], 1.0),
+        ([1, 0, 1], [0, 1, 1], 0.0),
+        ([1, 1, 1], [1, 1, 1], 0.0),  # there is a single class
+        ([0, 0, 0], [1, 1, 1], 0.0),
+        ([[0, 1], [0, 1]], [[0, 1], [1, 1]], 1.0),
+        ([[0, 1], [0, 0]], [[0, 1], [1, 1]], 0.0),
+    ],
+)
+def test_a_model_that_predicts_one_class_is_told(predictions: list[Any], labels: list[Any], expected: float) -> None:
+    problem = MULTI_LABEL if isinstance(labels[0], list) else "single_label_classification"
+    ids = np.zeros(len(labels), dtype=int)
+    metrics = group_metrics(np.array(predictions), np.array(labels), ids, ["a"], problem_type=problem)
+    assert metrics["one_class_predicted"] == expected
+    report = GroupReport.from_metrics({f"eval_{name}": v for name, v in metrics.items()}, "eval", ["a"], "cgd")
+    assert report.one_class == (expected == 1.0) == ("All examples are given the same class" in str(report))
+    assert report.to_dict()["overall"]["one_class_predicted"] == expected
 
 
 def test_regression() -> None:

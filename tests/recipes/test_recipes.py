@@ -13,19 +13,17 @@ from made_files import nli_rows, write_images, write_jsonl, write_mnist, write_t
 from paths import RECIPES
 from PIL import Image
 from programs import run
-from tiny import tiny_distilbert
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
-    PreTrainedTokenizerFast,
     ResNetConfig,
     ResNetForImageClassification,
     ViTImageProcessor,
 )
 
 from hf_cgd.cli import image_classifier, parse_command_line, text_classifier
-from hf_cgd.tasks import multinli, multinli_demo
+from hf_cgd.tasks import multinli
 
 NAMES = ["multinli_cgd", "colored_mnist_cgd", "mnist_settings", "text_classification", "image_classification"]
 
@@ -35,34 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::hf_cgd.GroupRobustWarning")
 Recipe = Callable[..., Any]
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> Recipe:
-    """Runs a recipe's main() on the CPU with its output in `tmp_path/out`; returns the trainer."""
-
-    def main(name: str, *arguments: str | Path | int | float) -> Any:
-        first = [a for a in arguments[:1] if str(a).endswith(".yaml")]
-        quiet = ["--output_dir", tmp_path / "out", "--use_cpu", "--disable_tqdm", "true", "--max_steps", 2]
-        quiet += ["--per_device_eval_batch_size", 200]
-        line = [*first, *quiet, *arguments[len(first) :]]
-        return runpy.run_path(str(RECIPES / f"{name}.py"))["main"]([str(argument) for argument in line])
-
-    return main
-
-
 def report_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "out" / "group_report.json").read_text())
-
-
-@pytest.fixture
-def text_model(tmp_path: Path) -> Path:
-    """A folder with a tiny DistilBERT and the tokenizer of the made-up corpus."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=multinli_demo.demo_tokenizer(), pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
-        sep_token="[SEP]",
-    )  # fmt: skip
-    tokenizer.save_pretrained(tmp_path / "text_model")
-    tiny_distilbert().save_pretrained(tmp_path / "text_model")
-    return tmp_path / "text_model"
 
 
 # ---- The command line -----------------------------------------------------------------------------------------------

@@ -292,7 +292,12 @@ def test_an_objective_with_a_loss_of_its_own_is_not_taken_for_linear() -> None:
     class Declared(Squared):
         linear_in_losses = True
 
+    class OtherMean(ERM):
+        def loss(self, batch: GroupBatch) -> ObjectiveOutput:
+            return ObjectiveOutput(batch.losses.square().mean())
+
     assert (Objective.linear_in_losses, Squared.linear_in_losses, Declared.linear_in_losses) == (True, False, True)
+    assert (ERM.plain_mean, OtherMean.plain_mean) == (True, False)
 
 
 def test_no_state_in_the_middle_of_a_step() -> None:

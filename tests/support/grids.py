@@ -11,10 +11,18 @@ from hf_cgd.experiments.runner import Outcome
 RECIPE = str(SUPPORT / "fake_recipe.py")
 
 
-def result(run: Run, score: float, test: float | None = None, metric: str = "worst_group_accuracy") -> RunResult:
+def result(
+    run: Run,
+    score: float,
+    test: float | None = None,
+    metric: str = "worst_group_accuracy",
+    one_class: bool | None = None,
+) -> RunResult:
     metrics = {"validation": {metric: score}}
     if test is not None:
         metrics["test"] = {metric: test, "accuracy": 0.9}
+    if one_class is not None:
+        metrics = {split: {**found, "one_class_predicted": float(one_class)} for split, found in metrics.items()}
     return RunResult(run, metrics, {name: [] for name in metrics}, 1.0)
 
 

@@ -8,5 +8,5 @@ RECIPES = ROOT / "recipes"
 BENCHMARKS = ROOT / "benchmarks"
 SUPPORT = ROOT / "tests" / "support"
 DATA = ROOT / "tests" / "data"
-PYTHONPATH = os.pathsep.join([str(SUPPORT), str(ROOT)])
+PYTHONPATH = os.pathsep.join([str(SUPPORT), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 """For programs that tests start: they import the package of this folder and the helpers beside this file."""

@@ -28,7 +28,12 @@ from tiny import predicts_one_class
 
 from hf_cgd.data.sampling import BalancedGroupSampler, WeightedGroupSampler
 
-pytestmark = predicts_one_class
+pytestmark = [
+    pytest.mark.slow,
+    predicts_one_class,
+    # Those of group 3 are for training only.
+    pytest.mark.filterwarnings("ignore:No examples of the group"),
+]
 
 TWO_CPUS = RECIPES / "accelerate" / "cpu-2proc.yaml"
 WITH_THREE = (

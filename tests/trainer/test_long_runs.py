@@ -141,6 +141,7 @@ def test_history_survives_a_torn_line_and_other_names(tmp_path: Path) -> None:
 # ---- Runs that are killed -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_while_it_saves_loses_the_steps_since_the_last_checkpoint(
     trainer: Build, tmp_path: Path
 ) -> None:

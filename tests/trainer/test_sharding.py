@@ -1,6 +1,5 @@
 """Group weights with parameters that FSDP or DeepSpeed shards over two processes: those of one process that does not."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +25,7 @@ WRAPPED = {
     "zero2": ("DeepSpeedEngine", ["Parameter"]),
     "zero3": ("DeepSpeedEngine", ["Parameter"]),
 }
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="needs the extra hf-cgd[deepspeed]"
-)
-EVERY_SETUP = [
-    pytest.param(launcher, name, marks=needs_deepspeed if launcher == "zero" else (), id=name)
-    for launcher, setups in SETUPS.items()
-    for name in setups
-]
+EVERY_SETUP = [pytest.param(launcher, name, id=name) for launcher, setups in SETUPS.items() for name in setups]
 RESUMED = [case for case in EVERY_SETUP if "save_strategy" in SETUPS[case.values[0]][case.values[1]]]
 
 
@@ -70,6 +62,7 @@ def unsharded(tmp_path: Path, changes: dict[str, Any]) -> dict[str, Any]:
     return result_of(train(str(tmp_path), **changes))
 
 
+@pytest.mark.slow
 @predicts_one_class
 @pytest.mark.parametrize(("launcher", "name"), EVERY_SETUP)
 def test_two_sharded_processes_equal_one(
@@ -96,6 +89,7 @@ def test_two_sharded_processes_equal_one(
     assert first["metrics"] == second["metrics"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "name"), RESUMED)
 def test_a_resumed_run_is_the_uninterrupted_one(
     results: Callable[[str], list[dict[str, Any]]], launcher: str, name: str
