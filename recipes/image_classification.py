@@ -15,6 +15,7 @@ from hf_cgd import GroupRobustTrainer
 from hf_cgd.cli import BEST_WORST_GROUP, image_classifier, parse_command_line, readable_errors, run
 from hf_cgd.cli.data_check import DATA_CHECK_HELP, DataCheck, load_checked
 from hf_cgd.data import sources
+from hf_cgd.data.images import as_rgb
 
 DEFAULTS = BEST_WORST_GROUP | {
     "output_dir": "outputs/image_classification",
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     kept = ["label", *(config.group_column or ()), *(config.eval_group_column or ())]
 
     def read(rows: dict[str, list[Any]]) -> dict[str, Any]:
-        images = [image.convert("RGB") for image in rows[own.image_column]]
+        images = [as_rgb(image) for image in rows[own.image_column]]
         return {**processor(images, return_tensors="pt"), **{name: rows[name] for name in kept if name in rows}}
 
     return run(config, model, splits.with_transform(read), processing_class=processor)

@@ -119,6 +119,8 @@ def _loaded(kind: Any, name: str, label_names: Sequence[str]) -> Any:
 def _label_options(label_names: Sequence[str]) -> dict[str, Any]:
     return {
         "num_labels": len(label_names),
+        # A checkpoint's own may be left over from another task.
+        "problem_type": "single_label_classification",
         "id2label": dict(enumerate(label_names)),
         "label2id": {name: i for i, name in enumerate(label_names)},
     }

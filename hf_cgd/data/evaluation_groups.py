@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hf_cgd.data.columns import Column, class_names_of, column_names, read_columns
+from hf_cgd.data.columns import Column, column_names, read_columns
 from hf_cgd.data.groups import GroupInfo
-from hf_cgd.data.training_groups import is_stream
+from hf_cgd.data.training_groups import is_stream, with_class_names
 from hf_cgd.monitors import GroupRobustWarning
 
 
@@ -115,8 +115,7 @@ class EvaluationGroups:
         if not self.columns or not all(column in names for column in self.columns):
             return self._known
         if is_stream(dataset):
-            own = {c: classes for c in self.columns if (classes := class_names_of(dataset, c))}
-            return self._known and replace(self._known, class_names={**self._known.class_names, **own})
+            return self._known and with_class_names(self._known, dataset)
         if len(dataset) == 0:
             return self._known
         trained = {} if self._known is None else self._known.class_names

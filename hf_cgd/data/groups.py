@@ -65,7 +65,8 @@ class GroupInfo:
             if not fits or (self.counts is not None and any(a > b for a, b in zip(totals, self.counts, strict=True))):
                 raise ValueError(
                     f"Expected class_counts with one row of {len(self.names)} numbers >= 0 per class, whose sums over "
-                    f"the classes are at most the counts {self.counts and list(self.counts)}, got {list(map(list, rows))}."
+                    f"the classes are at most the counts {self.counts and list(self.counts)}, got "
+                    f"{list(map(list, rows))}."
                 )
 
     def __len__(self) -> int:

@@ -63,7 +63,7 @@ class RowOrder:
         if size is None:
             raise ValueError(f"The batch holds no tensor with one entry per row, but {sorted(batch)}. {self.remedy}")
         present = np.asarray([row is not None for row in rows])
-        known = ids[present]
+        known: np.ndarray = ids[present]
         if len(known) and (known == known[0]).all():
             return np.repeat(known[:1], size, axis=0)
         in_place = size == len(rows) and bool(present.all())
@@ -98,12 +98,12 @@ class RowOrder:
         compared: set[str],
     ) -> np.ndarray:
         size = len(possible)
-        found = possible.any(axis=1)
+        found = np.asarray(possible.any(axis=1))
         if found.all():
-            first = possible.argmax(axis=1)
+            first: np.ndarray = possible.argmax(axis=1)
             doubtful = [j for j in range(size) if len(np.unique(ids[possible[j]], axis=0)) > 1]
             if not doubtful:
-                return ids[first]
+                return np.asarray(ids[first])
             if compared and self._inputs_of(batch, size) <= compared:
                 # Rows that are alike in all that the model sees: which of them is which makes no difference.
                 return ids[_in_turn(possible)]
@@ -111,10 +111,11 @@ class RowOrder:
         if keeps_order and self._confirmed >= CONFIRMATIONS:
             return ids
         places = self._ask_again(rows, batch, before)
-        if places is None or not all(possible[j, place] or not found[j] for j, place in enumerate(places)):
+        if places is None or not all(possible[j, place] or not found[j] for j, place in enumerate(places.tolist())):
+            name = getattr(self.collator, "__qualname__", None) or type(self.collator).__name__
             raise ValueError(
-                f"The collator {_name_of(self.collator)} made a batch of {size} of {len(rows)} rows, and what came "
-                f"back ({sorted(batch)}) does not show which row is which, so their groups are not known. {self.remedy}"
+                f"The collator {name} made a batch of {size} of {len(rows)} rows, and what came "
+                f"back ({sorted(batch)}) does not show which row is which, so that groups are not known. {self.remedy}"
             )
         in_order = size == len(rows) and bool((places == np.arange(size)).all())
         self._confirmed = self._confirmed + (size > 2) if in_order else -np.inf
@@ -184,9 +185,9 @@ class RowOrder:
         labels = array_of(self._labels_in(self.collator(numbered)))
         if labels is None or labels.size != len(labels) or len(labels) != self.size_of(batch):
             return None
-        places = labels.reshape(-1).astype(np.int64)
+        places: np.ndarray = labels.reshape(-1).astype(np.int64)
         fits = (places == labels.reshape(-1)).all() and places.min() >= 0 and places.max() < len(rows)
-        return places if fits and not any(rows[place] is None for place in places) else None
+        return places if fits and not any(rows[place] is None for place in places.tolist()) else None
 
     def _by_other_orders(
         self, rows: Sequence[Any], batch: Mapping[str, Any], before: RandomState
@@ -295,7 +296,3 @@ def _like(value: Any, place: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [place for _ in value]
     return float(place) if isinstance(value, float) else place
-
-
-def _name_of(collator: Any) -> str:
-    return getattr(collator, "__qualname__", None) or type(collator).__name__

@@ -12,11 +12,9 @@ from datasets import ClassLabel, Dataset, DatasetDict, Image
 
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.data.tables import READERS, read_table
 
 logger = logging.getLogger(__name__)
-
-READERS = {".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
-"""Endings of the files that hold a table of examples, and the reader of each."""
 
 SPLIT_NAMES = {
     "train": ("train", "training"),
@@ -118,22 +116,6 @@ def load_from_hub(hub_id: str, advice: str, config_name: str | None = None) -> D
         ) from error
 
 
-def read_table(path: str | Path) -> Dataset:
-    """The rows of a CSV, TSV, JSONL, JSON or Parquet file.
-
-    Raises:
-        ValueError: another ending.
-        FileNotFoundError: no such file.
-    """
-    path = Path(path)
-    if path.suffix not in READERS:
-        raise ValueError(f"{path}: expected a file that ends in {', '.join(READERS)}. Convert it to one of these.")
-    if not path.is_file():
-        raise FileNotFoundError(f"Expected a table of examples at {path}, but there is no such file.")
-    options = {"sep": "\t"} if path.suffix == ".tsv" else {}
-    return datasets.load_dataset(READERS[path.suffix], data_files={"train": str(path)}, split="train", **options)
-
-
 def find_tables(folder: str | Path, stems: Mapping[str, Any] | Sequence[str]) -> dict[str, Path]:
     """The tables in a folder whose stem (file name without ending) is among `stems`, {stem: path} in their order.
 
@@ -215,30 +197,38 @@ def with_class_labels(splits: DatasetDict, column: str) -> DatasetDict:
         del splits["test"], values["test"]
     names = class_names_of(splits["train"], column)
     for split, labels in values.items():
+        own = class_names_of(splits[split], column)
+        # A class is its name: 1 and "1", which other files may hold, are the same one.
         for row, value in enumerate(labels):
-            if not isinstance(value, (int, str)) or (names is not None and value == -1):
+            if not isinstance(value, (int, str)) or ((names or own) is not None and value == -1):
                 raise ValueError(
                     f"Column {column!r}, {split} row {row}: expected a class (an integer, a string or a bool), got "
                     f"{value!r}. Drop rows without a label; cut numbers into classes."
                 )
-    classes: list[Any] = sorted({value for labels in values.values() for value in labels}, key=_by_kind)
-    if len(classes if names is None else names) < 2:
+        values[split] = [own[value] if own and not isinstance(value, str) else str(value) for value in labels]
+    found = list(dict.fromkeys(name for labels in values.values() for name in labels))
+    classes = sorted(found, key=_by_number) if names is None else list(names)
+    if len(classes) < 2:
         raise ValueError(
             f"Column {column!r}: expected at least two classes, got only {classes}. Is it the right column of labels?"
         )
-    feature = ClassLabel(names=[str(value) for value in classes] if names is None else list(names))
-    codes = {value: code for code, value in enumerate(classes)} if names is None else None
+    unknown = [name for name in found if name not in classes]
+    if unknown:
+        raise ValueError(
+            f"Column {column!r}: expected the classes of the training split, {classes}, got {unknown[:5]} in another."
+        )
+    feature, codes = ClassLabel(names=classes), {name: code for code, name in enumerate(classes)}
     for split, labels in values.items():
-        encoded = labels if codes is None else [codes[value] for value in labels]
         rest = splits[split].remove_columns([column])
         for name in dict.fromkeys((column, "label")):
-            rest = rest.add_column(name, encoded, feature=feature)
+            rest = rest.add_column(name, [codes[label] for label in labels], feature=feature)
         splits[split] = rest
     return splits
 
 
-def _by_kind(value: int | str) -> tuple[bool, int | str]:
-    return isinstance(value, str), value
+def _by_number(name: str) -> tuple[bool, int, str]:
+    is_number = name.isdecimal() and str(int(name)) == name
+    return not is_number, int(name) if is_number else 0, name
 
 
 def with_validation(

@@ -92,17 +92,21 @@ def stream_groups(dataset: Any, columns: Sequence[str], given: GroupInfo | None)
             f"The groups of a stream ({type(dataset).__name__}) cannot be counted before training: pass "
             "groups=GroupInfo(names, counts) with the training examples of each group, or a map-style dataset."
         )
+    return with_class_names(replace(given, columns=tuple(columns)), dataset)
+
+
+def with_class_names(groups: GroupInfo, dataset: Any) -> GroupInfo:
+    """Groups that know the names of the classes of a stream, unless they are called by the numbers of these."""
+    columns = groups.columns
     own = {name: names for name in columns if (names := class_names_of(dataset, name))}
+    named = replace(groups, class_names={**groups.class_names, **own})
     parts = [own.get(name, ()) for name in columns]
-    if math.prod(map(len, parts)) > MOST_COMBINATIONS:
-        return replace(given, columns=tuple(columns), class_names={**own, **given.class_names})
+    if not own or groups.class_names or math.prod(map(len, parts)) > MOST_COMBINATIONS:
+        return named
     numbers = {
         group_name(columns, [str(i) for i in key]) for key in itertools.product(*(range(len(p)) for p in parts))
     }
-    if own and not given.class_names and set(given.names) <= numbers - set(itertools.chain(*parts)):
-        # The groups were named by the numbers of the classes.
-        return replace(given, columns=tuple(columns))
-    return replace(given, columns=tuple(columns), class_names={**own, **given.class_names})
+    return groups if set(groups.names) <= numbers - set(itertools.chain(*parts)) else named
 
 
 def count_classes(

@@ -84,8 +84,8 @@ class LabelChecks:
         if self.problem_type == CLASSIFICATION or (values.dtype.kind not in "f" and self.problem_type is None):
             raise ValueError(
                 f"{labels.column_name}: expected one class{self._range()} per row, got lists of {width} numbers "
-                f"such as {values[0].tolist()}. For classes that are one-hot take the place of the 1 (argmax); for several "
-                f"labels per row use floats and problem_type={MULTI_LABEL!r}. Labels of tokens are not supported."
+                f"such as {values[0].tolist()}. For one-hot classes take the place of the 1 (argmax); several "
+                f"labels per row are floats with problem_type={MULTI_LABEL!r}. Labels of tokens are not supported."
             )
         if self.outputs is not None and width != self.outputs:
             raise ValueError(
@@ -96,9 +96,10 @@ class LabelChecks:
             return REGRESSION
         outside = np.flatnonzero(((values < 0) | (values > 1)).any(axis=1))
         if len(outside):
+            rows = listed_rows([labels.row(place) for place in outside.tolist()], len(values))
             raise ValueError(
                 f"{labels.at(int(outside[0]))}: expected zeros and ones, one per label, got "
-                f"{values[outside[0]].tolist()} ({listed_rows([labels.row(p) for p in outside], len(values))}). "
+                f"{values[outside[0]].tolist()} ({rows}). "
                 f"Correct them, or set problem_type={REGRESSION!r}."
             )
         if self.problem_type is None and ((values == 1).sum(axis=1) == 1).all() and (values.sum(axis=1) == 1).all():
@@ -203,6 +204,9 @@ class LabelCollator:
                     f"Labels {self.name!r} of a batch: expected finite numbers, got {labels[rows[0]].tolist()} in its "
                     f"row {rows[0]} ({len(rows)} such rows). Fill in or drop such rows."
                 )
+            elif self.kind == CLASSIFICATION and labels.numel() == len(labels):
+                # Lists of one, which the default collator takes for fractions.
+                batch[self.name] = labels.reshape(-1).long()
         elif self.kind == CLASSIFICATION and (labels.dtype != torch.int64 or labels.ndim != 1):
             batch[self.name] = (labels.reshape(-1) if labels.numel() == len(labels) else labels).long()
         elif self.kind in (REGRESSION, MULTI_LABEL):

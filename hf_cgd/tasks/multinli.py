@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
 
-from hf_cgd.data.sources import find_tables, load_from_hub, read_table, require_columns_in_splits, require_text
+from hf_cgd.data.sources import find_tables, load_from_hub, require_columns_in_splits, require_text
+from hf_cgd.data.tables import read_table
 from hf_cgd.tasks.base import DataSource, Hyperparameters, Task, TaskInfo
 from hf_cgd.tasks.multinli_demo import LABELS, demo
 

@@ -65,6 +65,9 @@ class GroupEvaluation:
             objective, learning_rate: for the warning.
         """
         is_classes = np.issubdtype(results.predictions.dtype, np.integer)
+        if is_classes and results.predictions.ndim == 1 and results.labels.size > len(results.labels):
+            # Shares of the classes: the largest one's class is the answer.
+            results = results._replace(labels=results.labels.argmax(axis=1))
         labelled = results.labelled
         unanswered = results.predictions == NO_ANSWER if is_classes else ~np.isfinite(results.predictions)
         unanswered = unanswered.reshape(len(unanswered), -1).any(axis=1)

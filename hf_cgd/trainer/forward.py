@@ -97,16 +97,22 @@ class GroupForward:
         trains: bool,
         own_loss: "OwnLoss | None" = None,
     ) -> None:
-        self.label_kind: str | None = None
-        """The problem type by the labels of the data set, None where they do not tell."""
+        self.may_be_shares = False
+        """Whether floats [B, C] for labels are shares of the classes that the data set holds."""
         self._objective = objective
         self._args = args
         self._own_loss = own_loss or OwnLoss()
         self._by_group = options_of(args).forward_mode == "split"
         self._has_classes = may_have_classes(network)
-        self._returns_loss = "labels" in forward_parameters(network)
+        self._parameters = forward_parameters(network)
+        self._returns_loss = "labels" in self._parameters
         reads_features = trains and "features" in objective.reads
         self._head = HeadInput(network, num_outputs_of(network)) if reads_features else None
+
+    def requires(self, name: str) -> bool:
+        """Whether the network cannot be called without that argument."""
+        parameter = self._parameters.get(name)
+        return parameter is not None and parameter.default is parameter.empty
 
     def left_to_the_trainer(self, num_processes: int, user_loss: Callable[..., Any] | None) -> bool:
         """Whether the `Trainer` forms the loss: ERM on a model with a loss of its own, to be bit for bit the same.
@@ -231,7 +237,7 @@ class GroupForward:
 
     def _problem_type(self, network: nn.Module, logits: Tensor, labels: Tensor) -> str:
         """The problem type that the model declares, or else what its outputs and labels look like."""
-        if self.label_kind == CLASSIFICATION and labels.ndim == 2 and labels.is_floating_point():
+        if self.may_be_shares and labels.ndim == 2 and labels.is_floating_point() and labels.shape == logits.shape:
             # The collator has made shares of the classes of what are classes in the data set.
             return CLASSIFICATION
         num_outputs = logits.shape[-1] if logits.ndim > 1 else 1

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from hf_cgd.data.attached import rows_tell
@@ -36,6 +37,8 @@ class LabelSetup:
         self.checks = LabelChecks(self.outputs, self.declared, own_loss)
         self.kind: str | None = None
         """The problem type by the labels that were read; None where none were, or they do not tell."""
+        self.may_be_shares = False
+        """Whether the data set holds whole numbers, so that floats [B, C] in a batch are shares of the classes."""
         self._trained: Column | None = None
 
     @property
@@ -74,4 +77,15 @@ class LabelSetup:
         if kind == CLASSIFICATION:
             require_same_classes(name, self._trained or column, column, where)
         self._trained = self._trained or column
+        if kind is None and all(isinstance(value, (int, np.integer)) for value in column.factors[0]):
+            self.may_be_shares = True
+        self.may_be_shares |= kind == CLASSIFICATION
         self.kind = self.kind or kind
+
+
+def names_of_labels(given: list[str] | None, guessed: list[str] | None) -> list[str]:
+    """Names of the labels: those the user gave, or else "labels" where the model has that argument.
+
+    The `Trainer` guesses every argument with "label" in its name, weights of labels among them.
+    """
+    return ["labels"] if not guessed or (given is None and "labels" in guessed) else guessed

@@ -23,6 +23,7 @@ from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, ids_of_labelled, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
+from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.resume import RunState
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
@@ -60,7 +61,7 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
     ) -> None:
         self._own_metrics = as_group_metrics(group_metrics)
         super().__init__(*args, **kwargs)
-        self.label_names = self.label_names or ["labels"]
+        self.label_names = names_of_labels(self.args.label_names, self.label_names)
         options = options_of(self.args)
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())
@@ -197,7 +198,8 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
             if robust_loss is not None and group_ids is not None:
                 robust_loss.record(self._seen.losses, group_ids, self.accelerator.sync_gradients)
         else:
-            del inputs[self.label_names[0]]
+            if not self._forward.requires(self.label_names[0]):
+                del inputs[self.label_names[0]]
             if robust_loss is not None:
                 self._setup.require_ids(group_ids, inputs)
 
@@ -273,7 +275,7 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         self._read_groups()
         trains = self.groups is not None
         self._forward = GroupForward(self._network, self.group_objective, self.args, trains, self._own_loss)
-        self._forward.label_kind = self._setup.labels.kind
+        self._forward.may_be_shares = self._setup.labels.may_be_shares
         self._example_weights = self._engine_choice.example_weights(
             self.group_objective, self._setup, self.accelerator
         )
