@@ -9,7 +9,8 @@ from hf_cgd.gradients.scope import whole_shape
 
 def placeholder_of(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
     """A parameter of the whole shape in the memory of one element; `device` None is where the parameter is."""
-    zero = torch.zeros((), device=parameter.device if device is None else device)
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    zero = torch.zeros((), device=parameter.device if device is None else device, dtype=dtype)
     return nn.Parameter(zero.expand(whole_shape(parameter)))
 
 
