@@ -4,6 +4,7 @@ Gradients that are zero in one batch (behind a head that starts at zero, say) te
 graph does: it shows every parameter that the losses depend on, and through which modules.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class LossGraph:
         nodes: names of the nodes within each call, by the call's number.
         mixing: a node that computes statistics of the batch in the manner of BatchNorm; None for none.
         reduction: a node that sums or averages over the examples in another manner; None for none.
+        form: how many nodes of each kind were met.
         hides_parameters: whether a re-entrant checkpoint was met, beyond which nothing can be seen.
     """
 
@@ -54,6 +56,7 @@ class LossGraph:
         self.mixing: str | None = None
         self.reduction: str | None = None
         self._batch = len(losses)
+        self._kinds: Counter[str] = Counter()
         self.hides_parameters = False
         self._by_number = {call.number: call for call in calls}
         self._ends_of: dict[Edge, list[LayerCall]] = {}
@@ -64,6 +67,11 @@ class LossGraph:
                 if edge not in call.starts:
                     self._ends_of.setdefault(edge, []).append(call)
         self._walk(edge_of(losses), None if cut is None else cut.edge)
+
+    @property
+    def form(self) -> frozenset[tuple[str, int]]:
+        """See `LossGraph`."""
+        return frozenset(self._kinds.items())
 
     @property
     def reached(self) -> set[int]:
@@ -87,6 +95,7 @@ class LossGraph:
                 self.leaves.append((node.variable, call))
                 continue
             name = type(node).__name__
+            self._kinds[name] += 1
             if call is not None:
                 self.nodes[call.number].add(name)
             if "BatchNorm" in name and _mixes_rows(node, name):

@@ -75,6 +75,7 @@ class SinglePassEngine(FastEngine):
         self._recorder = CallRecorder(self.owned, self.keeps_graph)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._modules: Counter[int] | None = None
+        self._forms: set[frozenset[tuple[str, int]]] = set()
         self._row_memory = ReusedMemory()
 
     @property
@@ -100,20 +101,23 @@ class SinglePassEngine(FastEngine):
     ) -> GroupGradients:
         """Gradient of the sum of each listed group's losses; the graph of the scope is used up unless `keep_graph`.
 
-        With `keep_graph` one more pass through the scope tells whether the examples are independent.
+        With `keep_graph`, or where the graph has a form that was not met before, one more pass through the scope tells
+        whether the examples are independent.
 
         Args: as for `GradientEngine.group_gradients`. `groups` must be all that are present, in ascending order.
 
         Raises:
             NotExactError: the recorded pass does not have the needed form: a parameter of the scope is used outside
-                of its module, another one is reached round the cut, or batch statistics mix the examples. Examples
-                that interact in other ways show with `keep_graph` only.
+                of its module, another one is reached round the cut, or examples influence one another.
         """
         calls, cut = self._recorder.take()
         require_separable_examples(calls, cut, len(losses))
-        self._require_structure(LossGraph(losses, calls, cut), calls)
-        if keep_graph:
+        graph = LossGraph(losses, calls, cut)
+        self._require_structure(graph, calls)
+        # Something that mixes examples may have been put in later, or be taken in some steps only.
+        if keep_graph or (self.keeps_graph and graph.form not in self._forms):
             require_independent_examples(losses, calls, cut)
+            self._forms.add(graph.form)
         # A compiled network may leave hooks out without a word, which would leave gradients out.
         modules = Counter(id(call.module) for call in calls)
         if self._modules is not None and modules != self._modules:

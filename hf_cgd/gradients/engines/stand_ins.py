@@ -9,7 +9,8 @@ from hf_cgd.gradients.scope import whole_shape
 
 def placeholder_of(parameter: nn.Parameter, device: torch.device | None) -> nn.Parameter:
     """A parameter of the whole shape in the memory of one element; `device` None is where the parameter is."""
-    zero = torch.zeros((), device=parameter.device if device is None else device)
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    zero = torch.zeros((), device=parameter.device if device is None else device, dtype=dtype)
     return nn.Parameter(zero.expand(whole_shape(parameter)))
 
 
@@ -59,3 +60,18 @@ def refuse_flat_or_compiled(model: nn.Module) -> None:
                 f"{type(part).__name__} is compiled, and tensor hooks on what a compiled module puts out never fire. "
                 "Train without torch.compile, or without sharding (DDP)."
             )
+
+
+def require_trainable(module: nn.Module, names: list[str]) -> None:
+    """Check in a training step that parameters of the scope are still trainable.
+
+    Raises:
+        ValueError: they were frozen in mid-run.
+    """
+    frozen = [name for name in names if not getattr(module, name).requires_grad]
+    if frozen and torch.is_grad_enabled():
+        raise ValueError(
+            f"{', '.join(frozen)} of {type(module).__name__} was trainable when the run began and is frozen now. "
+            "Tensor hooks cannot change their gradient scope in mid-run: start a new train() after freezing, or "
+            "train without sharding (DDP), where gradient_engine='auto' follows."
+        )

@@ -31,6 +31,7 @@ from hf_cgd.gradients.engines.stand_ins import (
     own_names,
     placeholder_of,
     refuse_flat_or_compiled,
+    require_trainable,
     set_parameters,
     stand_in_for,
 )
@@ -120,7 +121,7 @@ class TensorHookEngine(GradientEngine):
         hooks = [norm.register_forward_pre_hook(self._refuse_batch_norm) for norm in self._batch_norms]
         for module in self._stand_ins:
             # Registered last, a pre-hook runs after those that gather the weights.
-            hooks.append(module.register_forward_pre_hook(self._take_whole))
+            hooks.append(module.register_forward_pre_hook(self._take_whole, with_kwargs=True))
             hooks.append(module.register_forward_hook(self._note, with_kwargs=True))
         try:
             yield
@@ -240,15 +241,15 @@ class TensorHookEngine(GradientEngine):
                 "(eval mode)."
             )
 
-    def _take_whole(self, module: nn.Module, arguments: Any) -> None:
+    def _take_whole(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         twin = self._stand_ins[module]
         twin.training = module.training
-        self._require_trainable(module, twin)
+        require_trainable(module, list(self._placeholders[twin]))
         if self._cut is None and not self._begun and not self._calls:
-            self._cut = Cut.of(arguments)
+            self._cut = Cut.of((arguments, keywords))
         rule = self._rules.get(module)
         number, may_run_again = len(self._calls) + len(self._begun), rule is None or rule.runs_again
-        self._begun[module] = BegunCall(module, arguments, number, None, may_run_again)
+        self._begun[module] = BegunCall(module, (arguments, keywords), number, None, may_run_again)
         if not self._checked:
             for name, placeholder in self._placeholders[twin].items():
                 self._arriving.follow(getattr(module, name), placeholder)
@@ -263,15 +264,6 @@ class TensorHookEngine(GradientEngine):
                 "This kind of sharding is not supported with group gradients."
             )
         self._whole[module] = whole
-
-    def _require_trainable(self, module: nn.Module, twin: nn.Module) -> None:
-        frozen = [name for name in self._placeholders[twin] if not getattr(module, name).requires_grad]
-        if frozen and torch.is_grad_enabled():
-            raise ValueError(
-                f"{', '.join(frozen)} of {type(module).__name__} was trainable when the run began and is frozen now. "
-                "Tensor hooks cannot change their gradient scope in mid-run: start a new train() after freezing, or "
-                "train without sharding (DDP), where gradient_engine='auto' follows."
-            )
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         twin = self._stand_ins[module]

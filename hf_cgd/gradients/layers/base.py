@@ -1,6 +1,5 @@
 """What a rule for a type of layer is: it forms the weight gradients of the groups from one use of a layer."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from hf_cgd.gradients.base import NotExactError
+from hf_cgd.gradients.layers.memory import ReusedMemory
 from hf_cgd.models.outputs import tensors_in
 
 PLAIN_NODES = frozenset(
@@ -126,21 +126,6 @@ class GroupOrder:
         if self.permutation is not None:
             return self.permutation[start:end]
         return torch.arange(start, end, device=self.first.device)
-
-
-class ReusedMemory:
-    """Memory that is kept from step to step: fresh memory of the size of a layer costs as much as a layer."""
-
-    def __init__(self) -> None:
-        self._memory: Tensor | None = None
-
-    def of_shape(self, shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """A tensor of that shape and type, with any content; valid until the next call."""
-        size = math.prod(shape)
-        memory = self._memory
-        if memory is None or len(memory) < size or memory.dtype != dtype or memory.device != device:
-            self._memory = memory = torch.empty(size, device=device, dtype=dtype)
-        return memory[:size].view(shape)
 
 
 class LayerRule(ABC):
