@@ -221,7 +221,8 @@ def with_class_labels(splits: DatasetDict, column: str) -> DatasetDict:
                     f"Column {column!r}, {split} row {row}: expected a class (an integer, a string or a bool), got "
                     f"{value!r}. Drop rows without a label; cut numbers into classes."
                 )
-    classes: list[Any] = sorted({value for labels in values.values() for value in labels}, key=_by_kind)
+    found = {value for labels in values.values() for value in labels}
+    classes: list[Any] = sorted(found, key=lambda value: (isinstance(value, str), value))
     if len(classes if names is None else names) < 2:
         raise ValueError(
             f"Column {column!r}: expected at least two classes, got only {classes}. Is it the right column of labels?"
@@ -235,10 +236,6 @@ def with_class_labels(splits: DatasetDict, column: str) -> DatasetDict:
             rest = rest.add_column(name, encoded, feature=feature)
         splits[split] = rest
     return splits
-
-
-def _by_kind(value: int | str) -> tuple[bool, int | str]:
-    return isinstance(value, str), value
 
 
 def with_validation(
