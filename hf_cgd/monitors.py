@@ -19,6 +19,9 @@ SATURATED = 0.95
 SWINGING = 0.1
 """Weights count as swinging when on average more than this mass moves from group to group in an update."""
 
+GUESSING = 0.03
+"""A mean cross-entropy within this share of log C is that of a model that guesses among C classes."""
+
 
 class GroupRobustWarning(UserWarning):
     """The run goes on and its numbers are right, but it will hardly give what its user wants."""
@@ -125,19 +128,45 @@ class PenaltyMonitor:
 
 
 def warn_if_one_class(
-    predictions: np.ndarray, labels: np.ndarray, step_size: float | None, learning_rate: float
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    step_size: float | None,
+    learning_rate: float,
+    *,
+    losses: np.ndarray | None = None,
+    class_names: Sequence[str] = (),
+    has_learned: bool = False,
 ) -> bool:
     """Warn when all [N] predictions are one class although the [N] labels are not; True if it warned.
 
-    `step_size` None stands for an objective without one.
+    Args:
+        predictions, labels: class numbers.
+        step_size: None stands for an objective without one.
+        learning_rate: for the advice.
+        losses: [N] cross-entropies, which tell a model that guesses; None where they are not known.
+        class_names: of the C classes; () where they have none.
+        has_learned: whether the model predicted several classes earlier in the run.
     """
     if len(predictions) < 2 or len(np.unique(predictions)) > 1 or len(np.unique(labels)) < 2:
         return False
+    predicted = int(predictions[0])
+    name = f" ({class_names[predicted]})" if predicted < len(class_names) else ""
+    guessing = np.log(max(len(class_names), int(labels.max()) + 1, predicted + 1))
+    guesses = losses is not None and abs(losses.mean() - guessing) < GUESSING * guessing
     advice = "" if step_size is None else f"step_size (now {step_size:g}), "
+    smaller = f"use a smaller {advice}learning_rate (now {learning_rate:g}) or weight_decay, or a larger batch."
+    if has_learned:
+        story = f"The model has collapsed, for it predicted several classes earlier in this run: {smaller}"
+    elif guesses and losses is not None:
+        story = (
+            f"The model has not begun to learn: its mean loss, {losses.mean():.3f}, is that of guessing. Train on, or "
+            f"with another learning_rate (now {learning_rate:g})."
+        )
+    else:
+        story = f"The model has collapsed, or has not started to learn: {smaller}"
     warnings.warn(
-        f"A single class, {predictions[0]}, was predicted for all {len(predictions)} evaluated rows, so groups of "
-        "other classes have accuracy 0. The model has collapsed, or has not started to learn: use a smaller "
-        f"{advice}learning_rate (now {learning_rate:g}) or weight_decay, or a larger batch.",
+        f"A single class, {predicted}{name}, was predicted for all {len(predictions)} evaluated rows, so groups of "
+        f"other classes have accuracy 0. {story}",
         GroupRobustWarning,
         stacklevel=2,
     )

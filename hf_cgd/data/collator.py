@@ -1,15 +1,29 @@
 """The collator that carries group ids from the dataset's columns into the batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_cgd.data.groups import UNKNOWN_GROUP, GroupInfo
+from hf_cgd.data.row_order import RowOrder, array_of
+from hf_cgd.data.rows import RandomState, has_value, names_in, value_of, with_values
 
 GROUP_IDS = "group_ids"
 """Batch key of the group ids where the column's own name cannot be used."""
+ROW_GROUP = "__group_id__"
+"""Name under which a row holds its group id where the dataset was read by index; see `RowsWithGroups`."""
+MOST_SUBGROUPS = 31
+"""From this many subgroups on a membership does not fit into one number, and rows are recognised by what they hold."""
+LABEL_COLUMNS = ("labels", "label", "label_ids")
+TAKE_ANY_NUMBER = (
+    "default_data_collator",
+    "torch_default_data_collator",
+    "DefaultDataCollator",
+    "DataCollatorWithPadding",
+)
+"""Collators that make a tensor of any column of numbers, also of one that the dataset did not have."""
 
 
 class RenamingCollator:
@@ -37,13 +51,15 @@ class GroupCollator:
     """Wraps a collator: takes the group columns out of the examples and puts group ids into the batch.
 
     The wrapped collator sees numbers in place of the group columns' values (the group id), so that neither strings nor
-    bools get in its way.
+    bools get in its way. Where it returns them, they are the ids of the batch's rows, in whatever order and number
+    these are. Where it does not, the rows are recognised by what they hold (see `RowOrder`).
 
     Args:
-        collator: makes a batch (a mapping of tensors) of a list of examples (mappings).
+        collator: makes a batch (a mapping of tensors) of a list of examples (mappings, or objects with attributes).
         groups: what the columns' values stand for.
         batch_key: key of the ids in the batch: int64 [B].
         group_columns: all columns that must not reach the model: those of `groups` and any other group columns.
+        labels: names of the labels, by which rows are recognised.
         optional: whether examples without the columns of `groups` are let through, with `UNKNOWN_GROUP`.
         in_group_order: whether the examples of a batch are put in the order of their groups (and otherwise as they
             came), which spares the gradient engines a sorted copy of every activation.
@@ -56,6 +72,7 @@ class GroupCollator:
         *,
         batch_key: str,
         group_columns: Sequence[str],
+        labels: Sequence[str] = LABEL_COLUMNS,
         optional: bool = False,
         in_group_order: bool = False,
     ) -> None:
@@ -65,34 +82,83 @@ class GroupCollator:
         self.group_columns = list(group_columns)
         self.optional = optional
         self.in_group_order = in_group_order
+        remedy = (
+            f"Have it keep the column {self.group_columns[0]!r}, which holds a number here: "
+            f"batch[{self.group_columns[0]!r}] = torch.tensor([row[{self.group_columns[0]!r}] for row in rows])."
+            if self.group_columns
+            else "Have it keep the order of the rows, or name a group_column that is no input of the model."
+        )
+        self._order = RowOrder(collator, tuple(dict.fromkeys((*labels, *LABEL_COLUMNS))), remedy)
+        self._returned = False
+        name = getattr(collator, "__name__", None) or type(collator).__name__
+        self._takes_more = name in TAKE_ANY_NUMBER
 
     def __call__(self, features: list[Any]) -> Any:
-        """A batch with the group ids under `batch_key`."""
+        """A batch with the group ids under `batch_key`.
+
+        Raises:
+            ValueError: an example without its group, or a batch whose rows cannot be recognised.
+        """
         ids = self._ids(features)
         if self.in_group_order:
             order = np.argsort(ids, kind="stable")
             ids, features = ids[order], [features[place] for place in order]
-        batch = self.collator([self._numbered(feature, row) for feature, row in zip(features, ids, strict=True)])
-        for name in self.group_columns:
-            batch.pop(name, None)
-        batch[self.batch_key] = torch.as_tensor(ids)
+        rows = [self._numbered(feature, row) for feature, row in zip(features, ids, strict=True)]
+        before = None if self._returned else RandomState()
+        batch = self.collator(rows)
+        if not isinstance(batch, MutableMapping):
+            raise ValueError(
+                f"Expected the collator to return a mapping of names to tensors (a dict), got {type(batch).__name__}."
+            )
+        returned = [batch.pop(name) for name in (*self.group_columns, self.batch_key) if name in batch]
+        found = self._ids_in(returned, self._order.size_of(batch))
+        self._returned = found is not None
+        if found is None:
+            found = self._order.ids_of(rows, ids, batch, before or RandomState())
+        if not self.optional and found.min(initial=0) < 0:
+            raise ValueError("The collator returned a row of which the dataset gave None, which has no group.")
+        batch[self.batch_key] = torch.as_tensor(found)
         return batch
 
+    def _ids_in(self, returned: Sequence[Any], size: int | None) -> np.ndarray | None:
+        """Group ids that came through the collator, [B]; None where none did."""
+        for value in returned:
+            array = array_of(value)
+            if array is not None and array.ndim and array.size == len(array) and len(array) == (size or len(array)):
+                ids = array.reshape(-1).astype(np.int64)
+                if (ids == array.reshape(-1)).all() and ids.min() >= UNKNOWN_GROUP and ids.max() < len(self.groups):
+                    return ids
+        return None
+
     def _ids(self, features: list[Any]) -> np.ndarray:
-        columns = self.groups.columns
-        if self.optional and not all(name in feature for feature in features for name in columns):
-            return np.full(len(features), UNKNOWN_GROUP, dtype=np.int64)
+        columns, ids = self.groups.columns, np.full(len(features), UNKNOWN_GROUP, dtype=np.int64)
+        present = [place for place, feature in enumerate(features) if feature is not None]
+        given = [features[place] for place in present]
+        if given and all(has_value(feature, ROW_GROUP) for feature in given):
+            ids[present] = [value_of(feature, ROW_GROUP) for feature in given]
+            return ids
+        if self.optional and not all(has_value(feature, name) for feature in given for name in columns):
+            return ids
         try:
-            return self.groups.encode([feature[name] for name in columns] for feature in features)
+            ids[present] = self.groups.encode([value_of(feature, name) for name in columns] for feature in given)
         except KeyError as error:
             raise ValueError(
                 f"Expected the group column(s) {list(columns)} in every example, but {error.args[0]!r} is missing; "
-                f"the example has {list(features[0])}. Keep the column in the dataset, or name another group_column."
+                f"the example has {names_in(given[0])}. Keep the column in the dataset, or name another group_column."
             ) from error
+        return ids
 
     def _numbered(self, feature: Any, group_id: Any) -> Any:
-        own = [name for name in self.group_columns if name in feature]
-        return {**feature, **dict.fromkeys(own, int(group_id))} if own else feature
+        if feature is None:
+            return None
+        own = [name for name in self.group_columns if has_value(feature, name)]
+        if not own and self._takes_more and isinstance(feature, Mapping):
+            own = [self.batch_key]
+        if own:
+            feature = with_values(feature, dict.fromkeys(own, int(group_id)))
+        if has_value(feature, ROW_GROUP):
+            feature = without_value(feature, ROW_GROUP)
+        return feature
 
 
 class SubgroupCollator(GroupCollator):
@@ -102,7 +168,34 @@ class SubgroupCollator(GroupCollator):
     """
 
     def _ids(self, features: list[Any]) -> np.ndarray:
-        return np.asarray([[int(feature.get(name, 0)) for name in self.groups.columns] for feature in features])
+        rows = [
+            value_of(feature, ROW_GROUP)
+            if has_value(feature, ROW_GROUP)
+            else [int(value_of(feature, name)) if has_value(feature, name) else 0 for name in self.groups.columns]
+            for feature in features
+        ]
+        return np.asarray(rows, dtype=np.int64).reshape(len(rows), len(self.groups.columns))
+
+    def _ids_in(self, returned: Sequence[Any], size: int | None) -> np.ndarray | None:
+        # What came through is a row's membership written as one number.
+        width = len(self.groups.columns)
+        for value in returned if width < MOST_SUBGROUPS else ():
+            array = array_of(value)
+            if array is not None and array.ndim and array.size == len(array) and len(array) == (size or len(array)):
+                numbers = array.reshape(-1).astype(np.int64)
+                if (numbers == array.reshape(-1)).all() and numbers.min() >= 0 and numbers.max() < 2**width:
+                    return (numbers[:, None] >> np.arange(width)) & 1
+        return None
 
     def _numbered(self, feature: Any, group_id: Any) -> Any:
-        return {name: value for name, value in feature.items() if name not in self.group_columns}
+        bits = np.arange(len(group_id)) if len(group_id) < MOST_SUBGROUPS else 0
+        return super()._numbered(feature, int((group_id << bits).sum()))
+
+
+def without_value(row: Any, name: str) -> Any:
+    """A copy of a row without the value of that name."""
+    if isinstance(row, Mapping):
+        kept: Any = {key: value for key, value in row.items() if key != name}
+        kind: Any = type(row)
+        return kept if kind is dict else kind(kept)
+    return row

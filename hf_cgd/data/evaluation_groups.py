@@ -1,10 +1,12 @@
 """The groups of evaluation sets, which may differ from those of the training set."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from hf_cgd.data.columns import Column, class_names_of, column_names, read_columns
 from hf_cgd.data.groups import GroupInfo
@@ -36,8 +38,12 @@ class EvaluationGroups:
         """Names of all groups so far; group ids are indices into this."""
         return () if self._known is None else self._known.names
 
-    def add(self, dataset: Any) -> GroupInfo | None:
+    def add(self, dataset: Any, read: Mapping[str, Column] | None = None) -> GroupInfo | None:
         """Add the groups of an evaluation set, which is read the first time only.
+
+        Args:
+            dataset: any dataset of rows.
+            read: its group columns, if they have been read already.
 
         Returns:
             what its collator encodes by; None where no groups are known.
@@ -48,16 +54,24 @@ class EvaluationGroups:
         seen = self._added.get(id(dataset))
         if seen is not None and seen[0]() is dataset:
             return seen[1]
-        groups = self._read(dataset)
+        groups = self._read(dataset, read)
         # A list of rows cannot be referred to weakly, and is cheap to read again.
         with suppress(TypeError):
             self._added[id(dataset)] = (weakref.ref(dataset), groups)
         return groups
 
-    def _read(self, dataset: Any) -> GroupInfo | None:
+    def ids_of(self, groups: GroupInfo, read: Mapping[str, Column]) -> np.ndarray | None:
+        """Group ids of whole columns [N], or memberships [N, K]; None where not all columns are there."""
+        if self.overlapping:
+            size = len(next(iter(read.values())))
+            columns = [np.asarray(read[c].values) if c in read else np.zeros(size) for c in self.columns]
+            return np.stack(columns, axis=1).astype(np.int64)
+        return groups.encode_columns(read) if all(name in read for name in self.columns) else None
+
+    def _read(self, dataset: Any, read: Mapping[str, Column] | None) -> GroupInfo | None:
         names = column_names(dataset) or []
         if self.overlapping:
-            _require_zeros_and_ones(dataset, [name for name in self.columns if name in names])
+            _require_zeros_and_ones(dataset, [name for name in self.columns if name in names], read)
             return self._known
         if not self.columns or not all(column in names for column in self.columns):
             return self._known
@@ -67,22 +81,21 @@ class EvaluationGroups:
         if len(dataset) == 0:
             return self._known
         trained = {} if self._known is None else self._known.class_names
+        columns = read or read_columns(dataset, self.columns)
         found = GroupInfo.from_columns(
-            {
-                name: Column(column.values, column.class_names or trained.get(name))
-                for name, column in read_columns(dataset, self.columns).items()
-            }
+            {name: columns[name].with_class_names(trained.get(name)) for name in self.columns}
         )
         known = replace(found, counts=None) if self._known is None else self._known.extended(found.names)
         self._known = known
         return replace(known, class_names={**known.class_names, **found.class_names})
 
 
-def _require_zeros_and_ones(dataset: Any, columns: Sequence[str]) -> None:
+def _require_zeros_and_ones(dataset: Any, columns: Sequence[str], read: Mapping[str, Column] | None) -> None:
     if is_stream(dataset):
         return
-    for name, column in read_columns(dataset, columns).items():
-        bad = [value for value in column.values if isinstance(value, float) or value not in (0, 1)]
+    read = read or read_columns(dataset, columns)
+    for name in columns:
+        bad = [value for value in read[name].factors[0] if isinstance(value, float) or value not in (0, 1)]
         if bad:
             raise ValueError(
                 f"Several eval_group_column entries stand for subgroups, one 0/1 column each, but {name!r} holds "

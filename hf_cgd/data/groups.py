@@ -1,7 +1,5 @@
 """Who is in which group: names, counts, and the way from a dataset's values to group ids."""
 
-import math
-import numbers
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +9,7 @@ import numpy as np
 import torch
 
 from hf_cgd.data.columns import Column
+from hf_cgd.data.values import crossed, group_name, named_values, value_name
 
 UNKNOWN_GROUP = -1
 """Group id of an evaluation example whose group is not known."""
@@ -61,10 +60,10 @@ class GroupInfo:
             object.__setattr__(self, "class_counts", rows)
             totals = tuple(sum(column) for column in zip(*rows, strict=False))
             fits = bool(rows) and all(len(row) == len(self.names) and min(row) >= 0 for row in rows)
-            if not fits or (self.counts is not None and totals != self.counts):
+            if not fits or (self.counts is not None and any(a > b for a, b in zip(totals, self.counts, strict=True))):
                 raise ValueError(
                     f"Expected class_counts with one row of {len(self.names)} numbers >= 0 per class, whose sums over "
-                    f"the classes are the counts {self.counts and list(self.counts)}, got {list(map(list, rows))}."
+                    f"the classes are at most the counts {self.counts and list(self.counts)}, got {list(map(list, rows))}."
                 )
 
     def __len__(self) -> int:
@@ -80,27 +79,20 @@ class GroupInfo:
             ValueError: no rows, or values that cannot name a group (None, NaN, floats, negative integers, lists).
         """
         class_names = {name: column.class_names for name, column in columns.items() if column.class_names}
-        length = len(next(iter(columns.values())).values)
-        if length == 0:
+        if len(next(iter(columns.values()))) == 0:
             raise ValueError(
                 f"Expected examples with the group column(s) {list(columns)}, but the dataset is empty. "
                 "Check the split or the filter that made it."
             )
-        row_names = {
-            name: [_value_name(name, value, column.class_names, row) for row, value in enumerate(column.values)]
-            for name, column in columns.items()
-        }
-        ranks = [_ranks(row_names[name], column) for name, column in columns.items()]
-        codes = [[rank[value] for value in row_names[name]] for rank, name in zip(ranks, columns, strict=True)]
-        occurring = Counter(zip(*codes, strict=True))
-        order = sorted(occurring)
-        value_names = [list(rank) for rank in ranks]
+        named = {name: named_values(name, column, column.class_names) for name, column in columns.items()}
+        keys, places = crossed([codes for _, codes in named.values()])
+        texts = [names for names, _ in named.values()]
         return cls(
             names=tuple(
-                _group_name(tuple(columns), [names[code] for names, code in zip(value_names, key, strict=True)])
-                for key in order
+                group_name(tuple(columns), [names[code] for names, code in zip(texts, key, strict=True)])
+                for key in keys
             ),
-            counts=tuple(occurring[key] for key in order),
+            counts=tuple(np.bincount(places).tolist()),
             columns=tuple(columns),
             class_names=class_names,
         )
@@ -112,10 +104,10 @@ class GroupInfo:
             ValueError: a value that cannot name a group; `row` is named in the message.
         """
         parts = [
-            _value_name(column, value, self.class_names.get(column), row)
+            value_name(column, value, self.class_names.get(column), row)
             for column, value in zip(self.columns, values, strict=True)
         ]
-        return _group_name(self.columns, parts)
+        return group_name(self.columns, parts)
 
     def encode(self, rows: Iterable[Sequence[Any]]) -> np.ndarray:
         """Group ids [N] (int64) of rows of values, one value per column.
@@ -134,11 +126,7 @@ class GroupInfo:
                 name = self.name_of(values, row)
                 place = index.get(name)
                 if place is None:
-                    raise ValueError(
-                        f"Row {row} belongs to group {name!r}, which is not one of the known groups "
-                        f"{list(self.names)}. Add the group to the training data (or to `groups=`), or leave the row "
-                        "out."
-                    )
+                    raise self._unknown(name, row)
                 if plain:
                     self._seen[key] = place
             ids.append(place)
@@ -146,9 +134,30 @@ class GroupInfo:
 
     def encode_columns(self, columns: Mapping[str, Column]) -> np.ndarray:
         """Group ids [N] of whole columns; a column's own class names are used where it has any."""
-        own = {name: column.class_names for name, column in columns.items() if column.class_names}
-        info = GroupInfo(self.names, self.counts, self.columns, {**self.class_names, **own})
-        return info.encode(zip(*(columns[name].values for name in self.columns), strict=True))
+        named = [
+            named_values(name, columns[name], columns[name].class_names or self.class_names.get(name))
+            for name in self.columns
+        ]
+        keys, places = crossed([codes for _, codes in named])
+        index = {name: i for i, name in enumerate(self.names)}
+        texts = [names for names, _ in named]
+        names = [group_name(self.columns, [own[code] for own, code in zip(texts, key, strict=True)]) for key in keys]
+        for place, name in enumerate(names):
+            if name not in index:
+                first = int(np.flatnonzero(places == place)[0])
+                raise self._unknown(name, columns[self.columns[0]].row(first))
+        return np.asarray([index[name] for name in names], dtype=np.int64)[places]
+
+    def _unknown(self, name: str, row: int) -> ValueError:
+        numbers = (
+            ""
+            if not name.isdigit() or self.class_names
+            else (" If these numbers stand for classes, say which: GroupInfo(..., class_names={column: names}).")
+        )
+        return ValueError(
+            f"Row {row} belongs to group {name!r}, which is not one of the known groups {list(self.names)}. Add the "
+            f"group to the training data (or to `groups=`), or leave the row out.{numbers}"
+        )
 
     def extended(self, names: Iterable[str]) -> "GroupInfo":
         """These groups followed by the `names` that are new, without counts."""
@@ -173,59 +182,3 @@ class GroupInfo:
     def from_dict(cls, data: Mapping[str, Any]) -> "GroupInfo":
         """Inverse of `to_dict`."""
         return cls(**data)
-
-
-def _group_name(columns: Sequence[str], parts: Sequence[str]) -> str:
-    if len(parts) == 1:
-        return parts[0]
-    return " ".join(f"{column}:{part}" for column, part in zip(columns, parts, strict=True))
-
-
-def _ranks(row_names: Sequence[str], column: Column) -> dict[str, int]:
-    """The names that occur in a column, each with its place: order of the classes, else sorted order of the values."""
-    first_value = dict(zip(reversed(row_names), reversed(column.values), strict=True))
-    if column.class_names:
-        order = [name for name in column.class_names if name in first_value]
-    else:
-        mixed = len({isinstance(value, str) for value in first_value.values()}) > 1
-        order = sorted(first_value, key=lambda name: name if mixed else first_value[name])
-    return {name: place for place, name in enumerate(order)}
-
-
-def _value_name(column: str, value: Any, class_names: Sequence[str] | None, row: int | None) -> str:
-    """The name a value gives to its group; the one place that decides which values may be groups."""
-    where = f"Group column {column!r}" + ("" if row is None else f", row {row}")
-    if isinstance(value, torch.Tensor) and value.ndim == 0:
-        value = value.item()
-    if value is None or (isinstance(value, numbers.Real) and math.isnan(value)):
-        raise ValueError(
-            f"{where}: expected an integer, a string or a bool, got {value!r}. Every training example needs a group: "
-            "fill in the missing values (for instance with 'unknown') or drop these rows."
-        )
-    if isinstance(value, str):
-        return value
-    if isinstance(value, (bool, np.bool_)):
-        return str(bool(value))
-    if isinstance(value, numbers.Integral):
-        number = int(value)
-        if number < 0:
-            raise ValueError(
-                f"{where}: expected integers >= 0, got {number}. Negative numbers usually mark missing values: "
-                "give those rows a group of their own or drop them."
-            )
-        if class_names is not None:
-            if number >= len(class_names):
-                raise ValueError(
-                    f"{where}: expected a class in 0..{len(class_names) - 1} ({list(class_names)}), got {number}."
-                )
-            return class_names[number]
-        return str(number)
-    if isinstance(value, numbers.Real):
-        raise ValueError(
-            f"{where}: expected an integer, a string or a bool, got the float {float(value)!r}. Cut a continuous "
-            f"column into bins, or cast it: dataset.cast_column({column!r}, Value('int64'))."
-        )
-    raise ValueError(
-        f"{where}: expected one integer, string or bool per example, got {type(value).__name__} ({str(value)[:60]}). "
-        "Name several columns to cross them, in place of one column that holds lists."
-    )

@@ -14,7 +14,7 @@ class GroupSampler(Sampler[int]):
     """Base of the group samplers: an index order that depends on seed and epoch alone.
 
     Args:
-        group_ids: [N] group of each example.
+        group_ids: [N] group of each example, negative for examples that must not be drawn.
         batch_size: examples of one batch on one device. Batches are runs of this many indices, so a loader that deals
             whole batches out to several processes gives each of them batches of the promised make-up.
         seed: fixes the order together with the epoch.
@@ -51,7 +51,7 @@ class BalancedGroupSampler(GroupSampler):
 
     def __iter__(self) -> Iterator[int]:
         generator = self._generator()
-        groups = np.unique(self.group_ids)
+        groups = np.unique(self.group_ids[self.group_ids >= 0])
         members = [np.flatnonzero(self.group_ids == group) for group in groups]
         turns = -(-self.length // len(groups))
         columns = []
@@ -68,6 +68,7 @@ class WeightedGroupSampler(GroupSampler):
     def __iter__(self) -> Iterator[int]:
         generator = self._generator()
         order = np.argsort(self.group_ids, kind="stable")
+        order = order[self.group_ids[order] >= 0]
         _, starts, counts = np.unique(self.group_ids[order], return_index=True, return_counts=True)
         groups = generator.integers(len(counts), size=self.length)
         yield from order[starts[groups] + generator.integers(counts[groups])].tolist()

@@ -1,5 +1,7 @@
 """From a dataset to its groups, with every check that can be made before the first step."""
 
+import itertools
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +10,15 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 
-from hf_cgd.data.columns import Column, column_names, read_columns, require_columns
+from hf_cgd.data.columns import Column, class_names_of, column_names, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.data.values import group_name
 from hf_cgd.monitors import GroupRobustWarning
 
-LABEL_COLUMNS = ("labels", "label", "label_ids")
+MOST_COMBINATIONS = 10_000
+"""Combinations of classes that are looked through for the names of a stream's groups."""
+IGNORED = -100
+"""The label of an example that has no class."""
 
 
 def is_stream(dataset: Any) -> bool:
@@ -30,9 +36,15 @@ def training_columns(dataset: Any, columns: Sequence[str], label_columns: Sequen
         raise ValueError("The training dataset is empty: expected at least one example for each group.")
     advice = "Set it to the column that tells an example's group, and keep that through map() and remove_columns()."
     require_columns(dataset, columns, "group_column", "training dataset", advice)
+    return read_with_labels(dataset, columns, label_columns)
+
+
+def read_with_labels(dataset: Any, columns: Sequence[str], label_columns: Sequence[str]) -> dict[str, Column]:
+    """Those of the columns that a map-style dataset has, and the first of `label_columns` that it has."""
     names = column_names(dataset) or []
     label = next((name for name in label_columns if name in names), None)
-    return read_columns(dataset, dict.fromkeys([*columns, *([label] if label else [])]))
+    wanted = [name for name in columns if name in names] + ([label] if label else [])
+    return read_columns(dataset, wanted) if wanted else {}
 
 
 def training_groups(
@@ -80,7 +92,17 @@ def stream_groups(dataset: Any, columns: Sequence[str], given: GroupInfo | None)
             f"The groups of a stream ({type(dataset).__name__}) cannot be counted before training: pass "
             "groups=GroupInfo(names, counts) with the training examples of each group, or a map-style dataset."
         )
-    return replace(given, columns=tuple(columns))
+    own = {name: names for name in columns if (names := class_names_of(dataset, name))}
+    parts = [own.get(name, ()) for name in columns]
+    if math.prod(map(len, parts)) > MOST_COMBINATIONS:
+        return replace(given, columns=tuple(columns), class_names={**own, **given.class_names})
+    numbers = {
+        group_name(columns, [str(i) for i in key]) for key in itertools.product(*(range(len(p)) for p in parts))
+    }
+    if own and not given.class_names and set(given.names) <= numbers - set(itertools.chain(*parts)):
+        # The groups were named by the numbers of the classes.
+        return replace(given, columns=tuple(columns))
+    return replace(given, columns=tuple(columns), class_names={**own, **given.class_names})
 
 
 def count_classes(
@@ -98,37 +120,21 @@ def count_classes(
     Raises:
         ValueError: labels that are not single integers >= 0.
     """
-    bad = [value for value in column.values if not _is_integer(value) or int(value) < 0]
+    different, codes = column.factors
+    bad = [value for value in different if not _is_class(value)]
     if bad:
         raise ValueError(
             f"objective={objective!r} compares the groups within each class: expected one integer >= 0 per example in "
             f"column {name!r}, got {bad[0]!r}. Use another objective for regression and multi-label problems."
         )
-    labels = np.asarray([int(value) for value in column.values])
-    counts = np.zeros((labels.max() + 1, num_groups), dtype=np.int64)
-    np.add.at(counts, (labels, group_ids), 1)
+    labels = np.asarray([int(value) for value in different])[codes]
+    labelled = labels != IGNORED
+    counts = np.zeros((max(labels.max(), 0) + 1, num_groups), dtype=np.int64)
+    np.add.at(counts, (labels[labelled], group_ids[labelled]), 1)
     return tuple(map(tuple, counts.tolist()))
 
 
-def _is_integer(value: Any) -> bool:
+def _is_class(value: Any) -> bool:
     dtype = str(getattr(value, "dtype", type(value).__name__))
-    return getattr(value, "ndim", 0) == 0 and any(kind in dtype for kind in ("int", "bool"))
-
-
-def require_valid_labels(name: str, column: Column, num_classes: int) -> None:
-    """Raise a ValueError that names the row of the first label that is no class in [0, num_classes).
-
-    Labels that are not single integers are left alone: they belong to another kind of problem.
-    """
-    values = column.values
-    if None in values:
-        raise ValueError(f"Column {name!r}, row {values.index(None)}: expected a class, got None. Drop such rows.")
-    if not all(isinstance(value, (int, np.integer)) or getattr(value, "ndim", None) == 0 for value in values):
-        return
-    labels = np.asarray([int(value) for value in values])
-    wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
-    if len(wrong):
-        raise ValueError(
-            f"Column {name!r}, row {wrong[0]}: expected a class in 0..{num_classes - 1}, got {labels[wrong[0]]} "
-            f"({len(wrong)} such rows). Build the model with num_labels={labels.max() + 1}, or correct the labels."
-        )
+    is_integer = np.size(value) == 1 and not isinstance(value, list) and any(kind in dtype for kind in ("int", "bool"))
+    return is_integer and (int(value) >= 0 or int(value) == IGNORED)

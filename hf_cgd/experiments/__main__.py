@@ -151,7 +151,7 @@ def _changed(preset: Preset, own: argparse.Namespace, options: dict[str, Any]) -
 
 def _of_use(values: dict[str, Any], objectives: Sequence[str]) -> dict[str, Any]:
     """Without the knobs of objectives that the command line leaves out."""
-    known = [objective for objective in objectives if objective in OBJECTIVES]
+    known = [objective for objective in objectives if objective in OBJECTIVES or ":" in objective]
     return {name: choices for name, choices in values.items() if any(has_option(o, name) for o in known)}
 
 

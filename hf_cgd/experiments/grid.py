@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hf_cgd.objectives import KNOBS, OBJECTIVES, knobs_of
+from hf_cgd.objectives import KNOBS, knobs_of, objective_named
 
 Setting = tuple[tuple[str, Any], ...]
 """Options and their values, in the order of the grid."""
@@ -36,7 +36,7 @@ class Grid:
     Attributes:
         recipe: path of a script that takes the options of `GroupRobustConfig` and writes `group_report.json` to its
             `output_dir`, as those that end with `hf_cgd.cli.run` do.
-        objectives: names among `hf_cgd.objectives.OBJECTIVES`.
+        objectives: names among `hf_cgd.objectives.OBJECTIVES`, or import paths of your own (`objective_named`).
         values: {option: values}. One of them is chosen by validation. A knob of some objectives (`step_size`,
             `adjustment`, `penalty_weight`, …) is searched for those that have it, any other option for all.
         conditions: {option: values} that are compared, not chosen among: data sets, ratios, batch sizes. Each
@@ -69,9 +69,8 @@ class Grid:
             if getattr(self, name) is not None:
                 _require_distinct(name, getattr(self, name))
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        unknown = [name for name in (*self.objectives, *self.objective_options) if name not in OBJECTIVES]
-        if unknown:
-            raise ValueError(f"Expected objectives among {', '.join(OBJECTIVES)}, got {', '.join(unknown)}.")
+        for name in (*self.objectives, *self.objective_options):
+            objective_named(name)
         for name, choices in (*self.values.items(), *self.conditions.items()):
             _require_distinct(name, choices)
         sources = [self.values, self.conditions, self.options, *self.objective_options.values()]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.models.outputs import tensors_in
@@ -17,12 +18,16 @@ class Cut:
 
     tensor: Tensor
     version: int
+    edge: tuple[Node, int]
 
     @classmethod
     def of(cls, inputs: Any) -> "Cut | None":
         """The cut among a module's inputs; None where no gradient flows on from them."""
         tensor = next((part for part in tensors_in(inputs) if part.requires_grad), None)
-        return None if tensor is None else cls(tensor, tensor._version)
+        if tensor is None:
+            return None
+        edge = get_gradient_edge(tensor)
+        return cls(tensor, tensor._version, (edge.node, edge.output_nr))
 
     def require_intact(self) -> None:
         """Raise a NotExactError unless the tensor is as it was when it was noted."""
@@ -31,8 +36,8 @@ class Cut:
 
 
 def owned_parameters(model: nn.Module, parameters: Sequence[nn.Parameter]) -> dict[nn.Module, dict[str, nn.Parameter]]:
-    """The modules that hold parameters of the scope themselves, with these by their own names."""
-    wanted = {id(parameter) for parameter in parameters}
+    """The modules that hold trainable parameters of the scope themselves, with these by their own names."""
+    wanted = {id(parameter) for parameter in parameters if parameter.requires_grad}
     owned = {}
     for module in model.modules():
         own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in wanted}

@@ -3,12 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from hf_cgd.gradients.gram import gram_matrix
+
+if TYPE_CHECKING:
+    from hf_cgd.gradients.autograd import Cut
 
 Timing = Literal["within_step", "after_backward"]
 """When an engine's gradients are known."""
@@ -104,6 +107,11 @@ class FastEngine(GradientEngine):
     forms_sketches: ClassVar[bool] = False
 
     @property
+    def cut(self) -> "Cut | None":
+        """What flows into the scope in the recorded pass; None where nothing does."""
+        return None
+
+    @property
     def computed_in(self) -> torch.dtype | None:
         """The least precise type that the scope was computed in; None where that is the type of the losses."""
         return None
@@ -113,6 +121,8 @@ class FastEngine(GradientEngine):
         self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], keep_graph: bool = False
     ) -> GroupGradients:
         """See `GradientEngine.group_gradients`; the graph of the scope is used up unless `keep_graph`.
+
+        `keep_graph` is for checks: an engine then looks more closely at whether it is exact.
 
         Raises:
             NotExactError: the engine cannot give this step's gradients.

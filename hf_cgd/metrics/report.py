@@ -48,6 +48,8 @@ class GroupReport:
     rows: tuple[GroupRow, ...]
     overall: Mapping[str, float]
     objective: str
+    weights_step: int | None = None
+    """Optimizer steps after which the groups had these weights; None where it is not known or there are none."""
 
     @classmethod
     def from_metrics(
@@ -59,6 +61,7 @@ class GroupReport:
         *,
         train_counts: Mapping[str, int] | None = None,
         weights: Mapping[str, float] | None = None,
+        weights_step: int | None = None,
     ) -> "GroupReport":
         """Collect the metrics that start with `prefix_` (as `evaluate()` returns them) into one row per group."""
         own = {k.removeprefix(f"{prefix}_"): v for k, v in metrics.items() if k.startswith(f"{prefix}_")}
@@ -78,14 +81,24 @@ class GroupReport:
         )
         names = ("accuracy", "worst_group_accuracy", "mean_group_accuracy", "adjusted_accuracy",
                  "mse", "pearson", "worst_group_pearson", "loss", "worst_group_loss", ONE_CLASS)  # fmt: skip
-        return cls(rows, {name: own[name] for name in names if name in own}, objective)
+        return cls(
+            rows,
+            {name: own[name] for name in names if name in own},
+            objective,
+            None if weights is None else weights_step,
+        )
 
     @property
     def worst(self) -> GroupRow | None:
         """The group with the lowest accuracy (correlation, for a regression); None if no group was evaluated."""
+        return next(iter(self.all_worst), None)
+
+    @property
+    def all_worst(self) -> tuple[GroupRow, ...]:
+        """All groups with that lowest value."""
         scored = [(row.accuracy if row.accuracy is not None else row.pearson, row) for row in self.rows]
-        measured = [(score, row) for score, row in scored if score is not None]
-        return min(measured, key=lambda pair: pair[0])[1] if measured else None
+        lowest = min((score for score, _ in scored if score is not None), default=None)
+        return tuple(row for score, row in scored if score is not None and score == lowest)
 
     @property
     def one_class(self) -> bool:
@@ -98,6 +111,7 @@ class GroupReport:
             "objective": self.objective,
             "overall": dict(self.overall),
             "groups": [asdict(row) for row in self.rows],
+            "weights_step": self.weights_step,
         }
 
     def to_markdown(self) -> str:
@@ -106,17 +120,19 @@ class GroupReport:
 
     def __str__(self) -> str:
         overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items() if name != ONE_CLASS)
+        step = "" if self.weights_step is None else f" (weights after step {self.weights_step})"
         note = (
             ["All examples are given the same class: the model has collapsed, or not begun to learn."]
             if self.one_class
             else []
         )
-        return "\n".join([f"objective: {self.objective}", plain(self.cells()), overall, *note])
+        return "\n".join([f"objective: {self.objective}{step}", plain(self.cells()), overall, *note])
 
     def cells(self) -> list[list[str]]:
-        """Head and rows as text; columns without any entry are left out, the worst group is marked."""
-        worst = self.worst
-        rows = [row.cells() | ({"group": f"{row.name} (worst)"} if row is worst else {}) for row in self.rows]
+        """Head and rows as text; columns without any entry are left out, the worst group (or groups) is marked."""
+        worst = self.all_worst
+        marks = [{"group": f"{row.name} (worst)"} if any(row is one for one in worst) else {} for row in self.rows]
+        rows = [row.cells() | mark for row, mark in zip(self.rows, marks, strict=True)]
         columns = [name for name in COLUMNS if any(row[name] for row in rows)]
         return [columns, *([row[name] for name in columns] for row in rows)]
 

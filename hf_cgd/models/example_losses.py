@@ -24,7 +24,7 @@ def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoo
 
     Args:
         logits: [B, C] class scores, [B, L] label scores, or [B] / [B, L] predicted values.
-        labels: [B] class indices, [B, L] zeros and ones, or [B] / [B, L] target values.
+        labels: [B] class indices or [B, C] shares of the classes, [B, L] zeros and ones, or [B] / [B, L] targets.
         problem_type: cross-entropy for "single_label_classification", binary cross-entropy averaged over the labels
             of a row for "multi_label_classification", squared error (averaged over the outputs of a row) for
             "regression".
@@ -34,12 +34,20 @@ def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoo
         ValueError: an unknown problem type.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if problem_type == CLASSIFICATION and labels.is_floating_point() and labels.shape == logits.shape:
+        return F.cross_entropy(logits, labels.to(logits.dtype), reduction="none", label_smoothing=label_smoothing)
     if problem_type == CLASSIFICATION:
         return F.cross_entropy(logits, labels.long().view(-1), reduction="none", label_smoothing=label_smoothing)
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"problem_type must be one of {', '.join(PROBLEM_TYPES)}, got {problem_type!r}.")
     targets = labels.to(logits.dtype).view(len(labels), -1)
     logits = logits.view(len(labels), -1)
+    if logits.shape != targets.shape:
+        raise ValueError(
+            f"Expected as many targets per row as the model has outputs, {logits.shape[1]}, for "
+            f"problem_type={problem_type!r}, got {targets.shape[1]}. Build the model with that num_labels, "
+            f"or set model.config.problem_type = {CLASSIFICATION!r} if the labels are classes."
+        )
     if problem_type == MULTI_LABEL:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
     return F.mse_loss(logits, targets, reduction="none").mean(dim=1)

@@ -1,6 +1,7 @@
 """What goes into a network and what comes out of it, whatever library it is from."""
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -17,9 +18,28 @@ def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def num_outputs_of(model: nn.Module | None) -> int | None:
-    """Number of classes or of regression targets that a network declares, None where it does not say."""
-    config = getattr(model, "config", None)
-    return getattr(config, "num_labels", None) or getattr(model, "num_classes", None)
+    """Number of classes or of regression targets of a network, None where it does not say.
+
+    The config of a class of one's own may be that of its encoder, so its `num_labels` counts only where the network
+    ends in a linear layer of that size.
+    """
+    declared = getattr(getattr(model, "config", None), "num_labels", None)
+    own = getattr(model, "num_classes", None)
+    if model is None or not declared:
+        return own
+    get_base_model = getattr(model, "get_base_model", None)
+    network = get_base_model() if callable(get_base_model) else getattr(model, "_orig_mod", model)
+    if type(network).__module__.startswith("transformers"):
+        return declared
+    sizes = [layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear)]
+    return declared if not sizes or sizes[-1] == declared else own
+
+
+def class_names_of(model: nn.Module | None) -> list[str]:
+    """Names of a network's classes, [] where it has none: of its config, which calls a class without one LABEL_2."""
+    names = getattr(getattr(model, "config", None), "id2label", None) or {}
+    found = [str(names[number]) for number in sorted(names)]
+    return [] if all(re.fullmatch(r"LABEL_\d+", name) for name in found) else found
 
 
 def declared_problem_type(model: nn.Module | None) -> str | None:

@@ -111,6 +111,9 @@ class Objective:
     linear_in_losses: ClassVar[bool] = True
     """Whether its scalar is a sum of example losses with one coefficient for each group. The fast gradient engines
     need that. A class that overrides `loss` and does not say counts as not linear."""
+    mean_over_examples: ClassVar[bool] = False
+    """Whether its scalar (without a penalty) is a mean over the examples, and not one of means over groups; weights of
+    examples are divided by their sum over the same."""
     plain_mean: ClassVar[bool] = False
     """Whether its scalar is the mean over the examples, for which no groups are needed."""
 

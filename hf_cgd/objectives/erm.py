@@ -16,6 +16,7 @@ class ERM(Objective):
     name: ClassVar[str] = "erm"
     has_weights: ClassVar[bool] = False
     linear_in_losses: ClassVar[bool] = True
+    mean_over_examples: ClassVar[bool] = True
     plain_mean: ClassVar[bool] = True
 
     @property

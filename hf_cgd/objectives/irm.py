@@ -35,6 +35,7 @@ class IRM(PenaltyObjective):
     name: ClassVar[str] = "irm"
     reads: ClassVar[tuple[BatchPart, ...]] = ("logits",)
     min_group_size: ClassVar[int] = 2
+    mean_over_examples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

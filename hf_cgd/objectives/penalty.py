@@ -25,6 +25,7 @@ class PenaltyObjective(Objective):
     penalty_weight: float
 
     has_weights: ClassVar[bool] = False
+    mean_over_examples: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_at_least_zero(penalty_weight=self.penalty_weight)

@@ -241,6 +241,11 @@ class GroupRobustLoss:
             self._state.take_back(self._before_update)
             self._before_update = None
 
+    def pass_over_step(self) -> None:
+        """The step was taken by another loss: what is open of it is dropped, and it counts."""
+        self._close_window()
+        self._state.steps += 1
+
     def _close_window(self) -> None:
         self._window.close()
         self._estimator.discard()

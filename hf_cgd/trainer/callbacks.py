@@ -9,7 +9,7 @@ from transformers.trainer_callback import ExportableState
 
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.evaluation import GroupEvaluation
-from hf_cgd.trainer.resume import save_tensors, saved_entry, tell_sampler
+from hf_cgd.trainer.resume import saved_entry, tell_sampler
 
 
 class GroupRun(Protocol):
@@ -22,6 +22,12 @@ class GroupRun(Protocol):
     def begin_run(self) -> None:
         """Model and optimizer are ready."""
 
+    def group_state(self) -> dict[str, Any]:
+        """What a checkpoint holds of the groups, after the last completed step."""
+
+    def require_objective_used(self) -> None:
+        """All batches of a step have been differentiated."""
+
 
 class GroupStateCallback(TrainerCallback, ExportableState):
     """Saves and restores the group state with the checkpoints, and writes the latest metrics to a file.
@@ -33,7 +39,7 @@ class GroupStateCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into a checkpoint's `trainer_state.json`, under this class's name."""
-        return saved_entry(None if self.trainer is None else self.trainer.robust_loss)
+        return saved_entry(None) if self.trainer is None else self.trainer.group_state()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -57,10 +63,12 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         if run is not None and run.robust_loss is not None and run.accelerator.optimizer_step_was_skipped:
             run.robust_loss.undo_update()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Put the large part of the group state beside the checkpoint that was just written."""
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop a run whose loss is not the objective's, before the first step is taken."""
         if self.trainer is not None:
-            save_tensors(self.trainer.robust_loss, args, state)
+            self.trainer.require_objective_used()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -12,7 +12,7 @@ from hf_cgd.metrics import lower_is_better
 from hf_cgd.monitors import NONFINITE, NonFinite
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
 from hf_cgd.objectives.adaptive import AbsentGroups
-from hf_cgd.objectives.base import require_one_of
+from hf_cgd.objectives.base import require_at_least_zero, require_one_of
 from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm, Variant
 from hf_cgd.robust_loss.loss import WEIGHT_TIMINGS, WeightTiming
 
@@ -32,7 +32,11 @@ class GroupOptions:
     that is set for an objective that does not have it raises a ValueError that lists the ones it has.
     """
 
-    objective: str = _option(f"What is minimised: one of {', '.join(OBJECTIVES)}.", "cgd", choices=list(OBJECTIVES))
+    objective: str = _option(
+        f"What is minimised: one of {', '.join(OBJECTIVES)}, or the import path of your own, "
+        "'my_package.module:MyObjective'.",
+        "cgd",
+    )
     group_column: list[str] | str | None = _option(
         "Column that holds the group of an example: integers >= 0, strings, bools or a ClassLabel. Several columns "
         "are crossed: one group for each combination that occurs.",
@@ -105,6 +109,17 @@ class GroupOptions:
         "that step and warns; 'raise' stops the run.",
         "skip",
     )
+    class_weights: list[float] | str | None = _option(
+        "Weight of each class in the training loss: a number > 0 for each, or 'balanced' for N / (C n_c). A group's "
+        "mean loss becomes sum(w l) / sum(w) over the group's examples in the step; so does ERM's over all of them.",
+        nargs="+",
+    )
+    example_weight_column: str | None = _option(
+        "Column with a weight > 0 of each example in the training loss; it is multiplied with that of the class."
+    )
+    focal_gamma: float | None = _option(
+        "gamma >= 0 of the focal loss (1 - p)^gamma (-log p), which takes the place of the cross-entropy in training."
+    )
     min_group_size: int = _option(
         "Smallest training group that is accepted; smaller ones are usually typing errors or ids.", 2
     )
@@ -116,6 +131,32 @@ class GroupOptions:
             ValueError: an unknown objective, a knob it does not have, or a value outside its range.
         """
         return build_objective(self.objective, {knob: getattr(self, knob, None) for knob in KNOBS})
+
+
+def objective_of(given: Objective | str | None, args: TrainingArguments) -> Objective:
+    """The objective of a run: what the trainer was given, with the options of its config, or else the config's.
+
+    Raises:
+        ValueError: options of the config that have no effect beside the one that was given.
+    """
+    options = options_of(args)
+    if given is None:
+        return options.build_objective()
+    knobs = {knob: getattr(options, knob, None) for knob in KNOBS}
+    if isinstance(given, str):
+        return build_objective(given, knobs)
+    idle = [knob for knob, value in knobs.items() if value is not None]
+    if idle:
+        raise ValueError(
+            f"{', '.join(idle)} of the config would be ignored beside objective={given!r}, which has its own values. "
+            f"Give them to the objective: {type(given).__name__}({', '.join(f'{k}={knobs[k]!r}' for k in idle)})."
+        )
+    if options.objective not in (GroupOptions.objective, given.name):
+        raise ValueError(
+            f"The config says objective={options.objective!r} and the trainer was given {given!r}. Leave one of them "
+            "out."
+        )
+    return given
 
 
 def options_of(args: TrainingArguments) -> GroupOptions:
@@ -140,7 +181,12 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
     def __post_init__(self) -> None:
         if self.metric_for_best_model is not None and self.greater_is_better is None:
             self.greater_is_better = not lower_is_better(self.metric_for_best_model)
+        _read_numbers(self)
         super().__post_init__()
+        self.class_weights = _as_class_weights(self.class_weights)
+        require_at_least_zero(focal_gamma=self.focal_gamma or 0.0)
+        if self.focal_gamma is not None and self.label_smoothing_factor:
+            raise ValueError("focal_gamma and label_smoothing_factor are two losses of an example. Set one of them.")
         self.group_column = _as_list("group_column", self.group_column)
         self.eval_group_column = _as_list("eval_group_column", self.eval_group_column)
         require_one_of("gradient_engine", self.gradient_engine, ENGINES)
@@ -189,3 +235,28 @@ def _as_list(name: str, value: Any) -> list[str] | None:
     if not names or not all(isinstance(column, str) and column for column in names) or len(set(names)) < len(names):
         raise ValueError(f"{name} must be the name of a column or a list of different names, got {value!r}.")
     return names
+
+
+def _as_class_weights(value: Any) -> list[float] | str | None:
+    if value is None or value == "balanced" or value == ["balanced"]:
+        return None if value is None else "balanced"
+    try:
+        weights = [float(weight) for weight in value]
+    except (TypeError, ValueError):
+        weights = []
+    if not weights or not all(0 < weight < float("inf") for weight in weights) or isinstance(value, str):
+        raise ValueError(f"class_weights must be 'balanced' or a finite number > 0 for each class, got {value!r}.")
+    return weights
+
+
+def _read_numbers(config: TrainingArguments) -> None:
+    """Turn text into numbers in the fields of numbers: YAML takes 1e-2, without a point, for text."""
+    for option in fields(config):
+        value, kinds = getattr(config, option.name), {option.type, *get_args(option.type)}
+        if not isinstance(value, str) or not kinds & {int, float} or str in kinds:
+            continue
+        try:
+            number = float(value)
+        except ValueError:
+            raise ValueError(f"{option.name} must be a number, got {value!r}.") from None
+        setattr(config, option.name, int(number) if float not in kinds and number.is_integer() else number)

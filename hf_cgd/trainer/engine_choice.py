@@ -3,6 +3,8 @@
 import logging
 from typing import Any
 
+import torch
+import torch._functorch.config
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
@@ -22,6 +24,8 @@ from hf_cgd.gradients import (
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
+from hf_cgd.trainer.example_weights import ExampleWeights
+from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
 logger = logging.getLogger(__name__)
@@ -74,7 +78,7 @@ class EngineChoice:
             ValueError: options, groups and model do not fit the objective.
         """
         args, options = self._args, options_of(self._args)
-        communication = _communication(accelerator, args)
+        communication = communication_of(accelerator, args)
         engine = self._engine(objective, model, accelerator, communication) if objective.needs_gradients else None
         late = args.gradient_accumulation_steps > 1 or (engine is not None and engine.timing == "after_backward")
         return GroupRobustLoss(
@@ -88,6 +92,12 @@ class EngineChoice:
             nonfinite=options.nonfinite,
             arithmetic=DeviceArithmetic(args.device) if needs_static_shapes(args.device) else None,
         )
+
+    def example_weights(self, objective: Objective, setup: GroupSetup, accelerator: Accelerator) -> ExampleWeights:
+        """What the losses of a run's training examples are weighed by."""
+        num_groups = None if setup.groups is None else len(setup.groups)
+        communication = communication_of(accelerator, self._args)
+        return ExampleWeights(objective, num_groups, setup.class_weights, options_of(self._args), communication)
 
     def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:
         """Say in the log what a run trains by: objective, groups, and where group gradients are taken."""
@@ -129,6 +139,8 @@ class EngineChoice:
             assert self.tensor_hooks is not None
             return self.tensor_hooks
         self.tensor_hooks = None
+        if self._args.torch_compile:
+            _prepare_for_compiled_code()
         parameters = list(self._scope(model).values())
         # The fast engines need one forward pass of the whole batch, and one coefficient for each group.
         if engine == "per_group" or options.forward_mode == "split" or not objective.linear_in_losses:
@@ -141,7 +153,8 @@ class EngineChoice:
         return gradient_scope(model) if layers is None else gradient_scope(model, layers)
 
 
-def _communication(accelerator: Accelerator, args: TrainingArguments) -> Communication:
+def communication_of(accelerator: Accelerator, args: TrainingArguments) -> Communication:
+    """Sums over the processes of a run."""
     if accelerator.num_processes == 1:
         return Communication()
     if dist.is_initialized():
@@ -164,3 +177,13 @@ def _require_static_shapes(forward_mode: str, engine: str) -> None:
             f"gradient_engine={engine!r} takes slices as long as groups are, and XLA devices would compile each anew. "
             f"Expected one of {', '.join(STATIC_ENGINES)}."
         )
+
+
+def _prepare_for_compiled_code() -> None:
+    """Make compiled backward passes repeatable: group gradients need several over one graph."""
+    # Compiled code may else reuse the memory of saved activations in the first of them, and refuses a second.
+    torch._functorch.config.donated_buffer = False
+    logger.warning(
+        "torch_compile=True: group gradients are compared on the first step. Where compiled code hides what the "
+        "single pass needs, each step takes one backward pass for each group, and a line of the log (INFO) says so."
+    )

@@ -97,11 +97,13 @@ class GroupEvaluation:
         self.latest: dict[str, float] = {}
         """The latest metrics of every evaluation set, with their prefixes."""
         self._step: int | None = None
-        self._warned_one_class = False
+        self._warned_one_class = self._has_learned = False
+        self.class_names: Sequence[str] = ()
+        """Of the model's classes, for warnings; () where they have none."""
 
     def begin_run(self) -> None:
         """A run begins: its warnings are due anew."""
-        self._warned_one_class = False
+        self._warned_one_class = self._has_learned = False
 
     def metrics_of(
         self,
@@ -124,7 +126,16 @@ class GroupEvaluation:
         is_classes = np.issubdtype(results.predictions.dtype, np.integer)
         if is_classes and results.predictions.ndim == 1 and not self._warned_one_class:
             step_size = objective.knobs().get("step_size")
-            self._warned_one_class = warn_if_one_class(results.predictions, results.labels, step_size, learning_rate)
+            self._warned_one_class = warn_if_one_class(
+                results.predictions,
+                results.labels,
+                step_size,
+                learning_rate,
+                losses=results.losses,
+                class_names=self.class_names,
+                has_learned=self._has_learned,
+            )
+            self._has_learned |= len(np.unique(results.predictions)) > 1
         return group_metrics(
             results.predictions,
             results.labels.reshape(results.predictions.shape),
@@ -135,7 +146,7 @@ class GroupEvaluation:
             problem_type=CLASSIFICATION if is_classes else REGRESSION,
         )
 
-    def finish(self, output: EvalLoopOutput, prefix: str, step: int) -> EvalLoopOutput:
+    def finish(self, output: EvalLoopOutput, prefix: str, step: int, keeps_loss: bool = False) -> EvalLoopOutput:
         """What an evaluation loop returns: with plain labels, and with the mean loss over the examples.
 
         (The Trainer's is a mean over batches.) Nothing is changed where no groups are known.
@@ -144,6 +155,7 @@ class GroupEvaluation:
             output: that of the Trainer's loop.
             prefix: that of the metrics.
             step: the optimizer step of the model.
+            keeps_loss: whether the loss is one that a subclass forms itself, and stays what the Trainer made of it.
         """
         results, labels = unpack_labels(output.label_ids)
         if results is None:
@@ -151,7 +163,7 @@ class GroupEvaluation:
         self._step = step
         mean_loss = float(results.losses.mean())
         assert output.metrics is not None
-        if np.isfinite(mean_loss):
+        if np.isfinite(mean_loss) and not keeps_loss:
             output.metrics[f"{prefix}_loss"] = mean_loss
         return output._replace(label_ids=labels)
 
@@ -177,6 +189,7 @@ class GroupEvaluation:
         objective: str,
         train_counts: Mapping[str, int] | None,
         weights: Mapping[str, float] | None,
+        weights_step: int | None = None,
     ) -> GroupReport:
         """The table of groups (see `GroupReport.from_metrics`).
 
@@ -187,7 +200,8 @@ class GroupEvaluation:
             there = sorted(name.removesuffix("_runtime") for name in self.latest if name.endswith("_runtime"))
             raise ValueError(f"No metrics start with {prefix!r}; there are those of {there}.")
         latest = self.latest
-        return GroupReport.from_metrics(latest, prefix, names, objective, train_counts=train_counts, weights=weights)
+        given: Any = {"train_counts": train_counts, "weights": weights, "weights_step": weights_step}
+        return GroupReport.from_metrics(latest, prefix, names, objective, **given)
 
     def has(self, prefix: str) -> bool:
         """Whether there are metrics of that prefix."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from hf_cgd.models.example_losses import example_losses, infer_problem_type, predictions_of
+from hf_cgd.models.example_losses import CLASSIFICATION, example_losses, infer_problem_type, predictions_of
 from hf_cgd.models.head import HeadInput
 from hf_cgd.models.outputs import (
     declared_problem_type,
@@ -39,6 +39,8 @@ class GroupForward:
     """
 
     def __init__(self, network: nn.Module, objective: Objective, args: TrainingArguments, trains: bool) -> None:
+        self.label_kind: str | None = None
+        """The problem type by the labels of the data set, None where they do not tell."""
         self._objective = objective
         self._args = args
         self._by_group = options_of(args).forward_mode == "split"
@@ -113,7 +115,7 @@ class GroupForward:
         """
         if user_loss is None:
             logits = logits_of(outputs)
-            problem_type = _problem_type(network, logits, labels)
+            problem_type = self._problem_type(network, logits, labels)
             return example_losses(logits, labels, problem_type, self._args.label_smoothing_factor)
         losses = user_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
         if not isinstance(losses, Tensor) or losses.shape != labels.shape[:1]:
@@ -127,7 +129,15 @@ class GroupForward:
     def predictions(self, outputs: Any, labels: Tensor, network: nn.Module) -> Tensor:
         """What the model answers (see `predictions_of`); the labels tell of what kind it is."""
         logits = logits_of(outputs)
-        return predictions_of(logits, _problem_type(network, logits, labels))
+        return predictions_of(logits, self._problem_type(network, logits, labels))
+
+    def _problem_type(self, network: nn.Module, logits: Tensor, labels: Tensor) -> str:
+        """The problem type that the model declares, or else what its outputs and labels look like."""
+        if self.label_kind == CLASSIFICATION and labels.ndim == 2 and labels.is_floating_point():
+            # The collator has made shares of the classes of what are classes in the data set.
+            return CLASSIFICATION
+        num_outputs = logits.shape[-1] if logits.ndim > 1 else 1
+        return declared_problem_type(network) or infer_problem_type(num_outputs, labels)
 
     def _what_is_read(self, outputs: Any, labels: Tensor, group_ids: Tensor) -> tuple[Any, dict[str, Tensor]]:
         """Outputs with logits that can be differentiated by, and what the objective reads of the batch, by name."""
@@ -153,8 +163,3 @@ def labels_in(inputs: Mapping[str, Any], name: str) -> Tensor:
             "'label'), or set label_names."
         )
     return inputs[name]
-
-
-def _problem_type(network: nn.Module, logits: Tensor, labels: Tensor) -> str:
-    """The problem type that the model declares, or else what its outputs and labels look like."""
-    return declared_problem_type(network) or infer_problem_type(logits.shape[-1] if logits.ndim > 1 else 1, labels)

@@ -1,30 +1,36 @@
 """What a trainer knows about the groups of its data sets: read once, with all checks, before the first step."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import datasets
 import numpy as np
 from torch import Tensor, nn
 
-from hf_cgd.data.collator import GROUP_IDS, GroupCollator, RenamingCollator, SubgroupCollator
-from hf_cgd.data.columns import Column, column_names
+from hf_cgd.data.attached import RowsWithGroups, parts_of, rows_tell
+from hf_cgd.data.collator import GROUP_IDS, LABEL_COLUMNS, ROW_GROUP, GroupCollator, RenamingCollator, SubgroupCollator
+from hf_cgd.data.columns import Column
 from hf_cgd.data.evaluation_groups import EvaluationGroups
-from hf_cgd.data.groups import GroupInfo
+from hf_cgd.data.groups import UNKNOWN_GROUP, GroupInfo
 from hf_cgd.data.sampling import BalancedGroupSampler, GroupSampler, WeightedGroupSampler
 from hf_cgd.data.training_groups import (
-    LABEL_COLUMNS,
     count_classes,
     is_stream,
-    require_valid_labels,
+    read_with_labels,
     stream_groups,
     training_columns,
     training_groups,
 )
-from hf_cgd.models.example_losses import CLASSIFICATION
-from hf_cgd.models.outputs import declared_problem_type, forward_parameters, num_outputs_of, renamed_input
+from hf_cgd.models.labels import LabelCollator
+from hf_cgd.models.outputs import forward_parameters, renamed_input
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.trainer.example_weights import class_weights_of, require_weight_column
+from hf_cgd.trainer.label_setup import LabelSetup
+from hf_cgd.trainer.sample import Sample
 
 Collator = Callable[[list[Any]], Any]
 
@@ -41,6 +47,8 @@ class GroupSetup:
         columns: the group columns of the training set; none for plain ERM.
         labels: columns that hold the targets.
         given: groups that the user has counted; None to count here.
+        collator: the user's, for what it makes of the rows; None where it is not known.
+        own_loss: whether the user's `compute_loss_func` gives the labels their meaning.
 
     Raises:
         ValueError: whatever of the data, the options and the model does not fit together.
@@ -57,6 +65,8 @@ class GroupSetup:
         columns: Sequence[str],
         labels: Sequence[str],
         given: GroupInfo | None = None,
+        collator: Collator | None = None,
+        own_loss: bool = False,
     ) -> None:
         if not columns and not objective.plain_mean:
             raise ValueError(
@@ -68,17 +78,32 @@ class GroupSetup:
         self.groups: GroupInfo | None = None
         """Names and counts of the training groups, None without a group column or a training set."""
         self._options = options
-        self._label_columns = (*labels, *LABEL_COLUMNS)
+        self._label_columns = tuple(dict.fromkeys((*labels, *LABEL_COLUMNS)))
         self._model_columns = (*self._label_columns, *forward_parameters(model))
         own_name = len(self.columns) == 1 and self.columns[0] not in self._model_columns
         self.key = self.columns[0] if own_name else GROUP_IDS
         """Batch key of the group ids: the column's own name where there is one and the model has no use for it."""
-        self.renamed = self._renamed_input(model, train_dataset if train_dataset is not None else eval_dataset)
+        sets = _sets_by_name(eval_dataset)
+        sample = Sample(next((d for d in (train_dataset, *sets.values()) if d is not None), None), collator)
+        names = sample.input_names(model)
+        not_inputs = (*LABEL_COLUMNS, *self.columns)
+        self.renamed = {} if names is None else renamed_input(model, names, not_inputs)
         """{column: argument} for a model whose input is not named like a column."""
+        self.labels = LabelSetup(model, sample, self._label_columns, self.renamed, own_loss)
         self._train_group_ids: np.ndarray | None = None
-        self._read(objective, model, given)
+        """Group of each row [N], UNKNOWN_GROUP for rows that are None."""
+        self._train_rows_tell = True
+        read = self._read(given, objective)
+        self.class_weights = class_weights_of(
+            options.class_weights, train_dataset, self._label_columns, self.labels.outputs
+        )
+        """Weight of each class in the training loss [C]; None for none."""
+        require_weight_column(options.example_weight_column, train_dataset)
         self.evaluation = EvaluationGroups(self.columns, options.eval_group_column, self.groups)
         """Groups that evaluations are reported for."""
+        self._seen: dict[int, tuple[weakref.ref[Any], GroupInfo | None, Any]] = {}
+        for where, dataset in sets.items():
+            self._read_evaluation_set(dataset, where, read if dataset is train_dataset else None)
 
     @property
     def train_counts(self) -> dict[str, int] | None:
@@ -96,45 +121,55 @@ class GroupSetup:
     @property
     def extra_columns(self) -> list[str]:
         """Columns that a dataset has to keep although the model has no argument of their name."""
-        return [*self.columns, *self.evaluation.columns, *self.renamed]
+        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP, *self.keys_beside[1:]]
 
     def suits(self, train_dataset: Any, objective: Objective) -> bool:
         """Whether this was read from that training set and holds all that the objective needs."""
         uncounted = self.groups is not None and self.groups.class_counts is None
         return self.train_dataset is train_dataset and not (uncounted and "class_counts" in objective.reads)
 
-    def take_ids(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-        """A batch without its group ids, and the ids: [B], or memberships [B, K]; None where it has none."""
-        rest = dict(inputs)
-        return rest, rest.pop(self.key, None)
+    @property
+    def keys_beside(self) -> list[str]:
+        """Keys of a batch that no model takes: those of group ids and of example weights."""
+        column = self._options.example_weight_column
+        return [self.key] if column is None else [self.key, column]
 
     def require_ids(self, ids: Any, inputs: Mapping[str, Any]) -> None:
         """Raise a ValueError where a training batch has none."""
         if ids is None:
             raise ValueError(
-                f"Expected the batch to hold the group ids under {self.key!r}, got {sorted(inputs)}. Build batches "
-                "with get_train_dataloader(), or put the ids there."
+                f"Expected the batch to hold the group ids under {self.key!r}, got {sorted(inputs)}. Build "
+                "loaders with collate_fn=self.data_collator in get_train_dataloader(), which keeps them, or put the "
+                "ids there. A compute_loss that calls super().compute_loss must hand on some tensor of its batch."
             )
 
     def training_collator(self, collator: Collator, in_group_order: bool) -> Collator:
         """The user's collator, made to keep the group ids of a training set; see `GroupCollator`."""
-        if self.renamed:
-            collator = RenamingCollator(collator, self.renamed)
-        if self.groups is None:
-            return collator
-        return GroupCollator(
-            collator, self.groups, batch_key=self.key, group_columns=self._hidden, in_group_order=in_group_order
-        )
+        if self.groups is not None:
+            collator = GroupCollator(
+                collator, self.groups, batch_key=self.key, group_columns=self._hidden, labels=self._label_columns,
+                in_group_order=in_group_order,
+            )  # fmt: skip
+        return self._finished(collator)
 
     def evaluation_collator(self, collator: Collator, dataset: Any) -> Collator:
         """The user's collator, made to keep the group ids of an evaluation set, whose groups are added."""
-        groups = self.evaluation.add(dataset)
-        if self.renamed:
-            collator = RenamingCollator(collator, self.renamed)
-        if groups is None:
-            return collator
-        kind = SubgroupCollator if self.evaluation.overlapping else GroupCollator
-        return kind(collator, groups, batch_key=self.key, group_columns=self._hidden, optional=True)
+        groups, _ = self._read_evaluation_set(dataset, "evaluation dataset")
+        if groups is not None:
+            kind = SubgroupCollator if self.evaluation.overlapping else GroupCollator
+            collator = kind(
+                collator, groups, batch_key=self.key, group_columns=self._hidden, labels=self._label_columns,
+                optional=True,
+            )  # fmt: skip
+        return self._finished(collator)
+
+    def rows_with_groups(self, dataset: Any, is_training: bool) -> Any:
+        """The dataset; with ids by row index where a reader's rows do not tell their group (see `RowsWithGroups`)."""
+        if is_training:
+            ids = None if self._train_rows_tell else self._train_group_ids
+        else:
+            _, ids = self._read_evaluation_set(dataset, "evaluation dataset")
+        return dataset if ids is None else RowsWithGroups(dataset, ids)
 
     def sampler(self, batch_size: int, seed: int, drop_last: bool) -> GroupSampler | None:
         """The sampler that `group_sampling` asks for, None for the Trainer's own."""
@@ -145,24 +180,32 @@ class GroupSetup:
         return kind(self._train_group_ids, batch_size, seed, drop_last)
 
     @property
+    def samples_by_group(self) -> bool:
+        """Whether `group_sampling` decides the order of the training examples."""
+        return self._options.group_sampling != "none"
+
+    @property
     def _hidden(self) -> list[str]:
         """Group columns that must not reach the model."""
         columns = dict.fromkeys([*self.columns, *self.evaluation.columns])
         return [name for name in columns if name not in self._model_columns]
 
-    def _renamed_input(self, model: nn.Module, dataset: Any) -> dict[str, str]:
-        if isinstance(dataset, Mapping):
-            dataset = next(iter(dataset.values()))
-        columns = None if dataset is None else column_names(dataset)
-        return {} if columns is None else renamed_input(model, columns, (*LABEL_COLUMNS, *self.columns))
+    def _finished(self, collator: Collator) -> Collator:
+        """With the names and the kind of labels that the model takes."""
+        if self.renamed:
+            collator = RenamingCollator(collator, self.renamed)
+        return LabelCollator(collator, self._label_columns[0], self.labels.kind or self.labels.declared)
 
-    def _read(self, objective: Objective, model: nn.Module, given: GroupInfo | None) -> None:
-        dataset, sampling = self.train_dataset, self._options.group_sampling
+    def _read(self, given: GroupInfo | None, objective: Objective) -> dict[str, Column]:
+        """Read and check the training set; its columns."""
+        dataset, sampling, labels = self.train_dataset, self._options.group_sampling, self.labels
         if dataset is None or not self.columns:
             if sampling != "none":
                 raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")
-            return
-        read: dict[str, Column] = {}
+            read = _cheap_columns(dataset, self._label_columns)
+            labels.check(dataset, read, "training dataset")
+            return read
+        read = {}
         if is_stream(dataset):
             if sampling != "none":
                 raise ValueError(
@@ -174,20 +217,73 @@ class GroupSetup:
         else:
             read = training_columns(dataset, self.columns, self._label_columns)
             smallest = 1 if objective.plain_mean else self._options.min_group_size
-            self.groups, self._train_group_ids = training_groups(read, self.columns, given, smallest)
-        label = next((name for name in read if name in self._label_columns), None)
-        num_classes = num_outputs_of(model)
-        may_classify = declared_problem_type(model) in (None, CLASSIFICATION)
-        if label is not None and num_classes is not None and num_classes > 1 and may_classify:
-            require_valid_labels(label, read[label], num_classes)
+            self.groups, found = training_groups(read, self.columns, given, smallest)
+            self._train_group_ids = _by_row(found, read[self.columns[0]], len(dataset))
+            self._train_rows_tell = rows_tell(dataset, read, self.columns)
+            labels.check(dataset, read, "training dataset")
         if "class_counts" in objective.reads:
-            if not may_classify or num_classes == 1:
+            if not labels.may_be_classes or labels.outputs == 1:
                 raise ValueError(
                     f"objective={objective.name!r} compares predicted probabilities of classes, but this model has "
-                    f"problem_type {declared_problem_type(model)!r} and {num_classes} output(s). Use 'irm', 'coral' "
-                    "or another objective for regression and multi-label problems."
+                    f"problem_type {labels.declared!r} and {labels.outputs} output(s). Use 'irm', 'coral' or another "
+                    "objective for regression and multi-label problems."
                 )
-            if self.groups.class_counts is None and label is not None:
-                assert self._train_group_ids is not None
-                counts = count_classes(objective.name, label, read[label], self._train_group_ids, len(self.groups))
+            name = labels.column_in(read)
+            if self.groups.class_counts is None and name is not None:
+                counts = count_classes(objective.name, name, read[name], found, len(self.groups))
                 self.groups = replace(self.groups, class_counts=counts)
+        return read
+
+    def _read_evaluation_set(
+        self, dataset: Any, where: str, read: dict[str, Column] | None = None
+    ) -> tuple[GroupInfo | None, Any]:
+        """What an evaluation set's collator encodes by, and the ids of its rows where these do not tell them.
+
+        A dataset is read the first time only, and its labels are checked.
+        """
+        seen = self._seen.get(id(dataset))
+        if seen is not None and seen[0]() is dataset:
+            return seen[1], seen[2]
+        ids = None
+        if is_stream(dataset) or len(dataset) == 0:
+            return self.evaluation.add(dataset), None
+        columns = self.evaluation.columns
+        if read is None or not set(columns) <= set(read):
+            read = (
+                read_with_labels(dataset, columns, self._label_columns)
+                if columns
+                else _cheap_columns(dataset, self._label_columns)
+            )
+        self.labels.check(dataset, read, where)
+        groups = self.evaluation.add(dataset, read)
+        present = [name for name in columns if name in read]
+        if groups is not None and present and not rows_tell(dataset, read, present):
+            ids = self.evaluation.ids_of(groups, read)
+            ids = None if ids is None else _by_row(ids, read[present[0]], len(dataset))
+        # A list of rows cannot be referred to weakly, and is cheap to read again.
+        with suppress(TypeError):
+            self._seen[id(dataset)] = (weakref.ref(dataset), groups, ids)
+        return groups, ids
+
+
+def _sets_by_name(eval_dataset: Any) -> dict[str, Any]:
+    """Evaluation sets by what messages call them."""
+    if isinstance(eval_dataset, Mapping):
+        return {f"evaluation dataset {name!r}": dataset for name, dataset in eval_dataset.items()}
+    return {} if eval_dataset is None else {"evaluation dataset": eval_dataset}
+
+
+def _cheap_columns(dataset: Any, labels: Sequence[str]) -> dict[str, Column]:
+    """The labels of a dataset whose columns can be read without its rows; nothing of any other."""
+    if dataset is None or is_stream(dataset) or not all(isinstance(p, datasets.Dataset) for p in parts_of(dataset)):
+        return {}
+    return read_with_labels(dataset, [], labels)
+
+
+def _by_row(ids: np.ndarray, column: Column, size: int) -> np.ndarray:
+    """Ids of the rows of a dataset, of which those that are None have none."""
+    if column.rows is None:
+        return ids
+    whole = np.full((size, *ids.shape[1:]), UNKNOWN_GROUP if ids.ndim == 1 else 0, dtype=np.int64)
+    whole[column.rows] = ids
+    return whole

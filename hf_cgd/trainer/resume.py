@@ -9,7 +9,8 @@ A run is resumed in this order:
 5. It cuts the history at the checkpoint's step.
 6. `tell_sampler` tells the sampler which epoch it is; with the run's seed, that fixes the order.
 
-A checkpoint holds `saved_entry` in `trainer_state.json`, and the tensors of `save_tensors` in a file beside it.
+A checkpoint holds `saved_entry` in `trainer_state.json`, and the tensors of `save_tensors` in a file beside it. One
+that is written in mid-step holds what was when the step began (`mid_step.py`).
 Before it is written, `mark_incomplete` takes the mark from an older one of the same name.
 """
 
@@ -22,10 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.robust_loss.state import LossState
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint, require_complete
 from hf_cgd.trainer.history import GroupLog
 
@@ -109,20 +110,24 @@ class RunState:
         return load_file(path)
 
 
-def saved_entry(robust_loss: GroupRobustLoss | None) -> dict[str, Any]:
-    """Our entry in `trainer_state.json`, in the form that the Trainer wants."""
-    return {"args": {}, "attributes": {"saved": None if robust_loss is None else robust_loss.state_dict()}}
+def saved_entry(robust_loss: GroupRobustLoss | None, of_steps: LossState | None = None) -> dict[str, Any]:
+    """Our entry in `trainer_state.json`, in the form that the Trainer wants.
+
+    Args:
+        robust_loss: that of the run, None for none.
+        of_steps: its state to be saved, None for the present one.
+    """
+    return {"args": {}, "attributes": {"saved": None if robust_loss is None else robust_loss.state_dict(of_steps)}}
 
 
-def save_tensors(robust_loss: GroupRobustLoss | None, args: TrainingArguments, state: TrainerState) -> None:
-    """Put the large part of the state, where there is any, beside the checkpoint that was just written.
+def save_tensors(robust_loss: GroupRobustLoss, of_steps: LossState, folder: str, is_main_process: bool) -> None:
+    """Put the large part of the state, where there is any, into a checkpoint.
 
     All processes have to call.
     """
-    tensors = {} if robust_loss is None else robust_loss.state_tensors()
-    if tensors and state.is_world_process_zero:
-        assert args.output_dir is not None
-        folder = os.path.join(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+    tensors = robust_loss.state_tensors(of_steps)
+    if tensors and is_main_process:
+        os.makedirs(folder, exist_ok=True)
         unfinished = os.path.join(folder, f"{GROUP_TENSORS_FILE}.tmp")
         save_file(tensors, unfinished)
         os.replace(unfinished, os.path.join(folder, GROUP_TENSORS_FILE))

@@ -1,10 +1,35 @@
 """What the trials of a hyperparameter search are compared by."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from hf_cgd.metrics import lower_is_better
+
+
+class WorstGroupSearch(Trainer):
+    """A `Trainer` whose search compares trials by their worst group."""
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], dict[str, Any]] | None = None,
+        compute_objective: Callable[[dict[str, float]], float] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """See `Trainer.hyperparameter_search`; trials are compared by their worst group.
+
+        Knobs of the objective can be searched like any other field of `GroupRobustConfig`. Without a
+        `compute_objective`, the best `metric_for_best_model` of a trial counts ("worst_group_accuracy" where there is
+        none), in its own direction. (The parent's default adds up all metrics, group counts among them.)
+        """
+        compute_objective, direction = comparison(
+            self.args, compute_objective, direction, lambda: self.state.log_history
+        )
+        return super().hyperparameter_search(hp_space, compute_objective, n_trials, direction, *args, **kwargs)
 
 
 def comparison(

@@ -6,28 +6,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
-from transformers import Trainer
+from torch.utils.data import DataLoader
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.metrics import GroupReport, is_interval
-from hf_cgd.models.outputs import logits_of
-from hf_cgd.objectives import Objective, build_objective
+from hf_cgd.models.outputs import class_names_of, logits_of
+from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
-from hf_cgd.trainer.config import options_of
+from hf_cgd.trainer.config import objective_of, options_of
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluation import EvaluationMetrics, ExampleResults, GroupEvaluation, on_plain_labels
 from hf_cgd.trainer.forward import GroupForward, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
-from hf_cgd.trainer.resume import RunState, mark_incomplete
-from hf_cgd.trainer.search import comparison
+from hf_cgd.trainer.own_loss import require_objective_used
+from hf_cgd.trainer.resume import RunState
+from hf_cgd.trainer.saving import GroupCheckpointTrainer
+from hf_cgd.trainer.search import WorstGroupSearch
 
 
-class GroupRobustTrainer(Trainer):
+class GroupRobustTrainer(WorstGroupSearch, GroupCheckpointTrainer):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
     The group column reaches the loss and the metrics and never `model.forward`. `evaluate()` and `predict()` report
@@ -57,16 +59,19 @@ class GroupRobustTrainer(Trainer):
         options = options_of(self.args)
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())
-        self._given_objective = build_objective(objective) if isinstance(objective, str) else objective
+        self._given_objective = objective
         self._set_up = partial(GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups)
         self._engine_choice = EngineChoice(self.args)
         self._run_state = RunState()
+        self._batches_left = 0
+        """Micro-batches of the step in progress whose loss the objective has not formed."""
         self._group_log: GroupLog | None = None
         self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
         self.group_evaluation = GroupEvaluation()
+        self.group_evaluation.class_names = class_names_of(self.model)
         self.all_metrics = self.group_evaluation.latest
         """The latest metrics of every evaluation set, with their prefixes."""
-        self.group_objective: Objective = self._given_objective or options.build_objective()
+        self.group_objective: Objective = objective_of(objective, self.args)
         """What is minimised. (`objective` is the Trainer's own name for the number that a search compares.)"""
         self._engine_choice.require_supported(self.group_objective, self._network, self.accelerator)
         self._read_groups(anew=True)
@@ -109,7 +114,8 @@ class GroupRobustTrainer(Trainer):
             self.evaluate()
         weights, counts = self._setup.by_name(self.group_weights), self._setup.train_counts
         names, objective = self.eval_groups.names, self.group_objective.name
-        return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights)
+        step = None if self.robust_loss is None else self.robust_loss.steps
+        return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights, step)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
@@ -122,28 +128,9 @@ class GroupRobustTrainer(Trainer):
         self.robust_loss = None
         return super().train(checkpoint, trial, ignore_keys_for_eval)
 
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[[Any], dict[str, Any]] | None = None,
-        compute_objective: Callable[[dict[str, float]], float] | None = None,
-        n_trials: int = 20,
-        direction: str | list[str] | None = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        """See `Trainer.hyperparameter_search`; trials are compared by their worst group.
-
-        Knobs of the objective can be searched like any other field of `GroupRobustConfig`. Without a
-        `compute_objective`, the best `metric_for_best_model` of a trial counts ("worst_group_accuracy" where there is
-        none), in its own direction. (The parent's default adds up all metrics, group counts among them.)
-        """
-        compute_objective, direction = comparison(
-            self.args, compute_objective, direction, lambda: self.state.log_history
-        )
-        return super().hyperparameter_search(hp_space, compute_objective, n_trials, direction, *args, **kwargs)
-
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
+        self._require_that_groups_were_sampled()
         self.robust_loss, self._group_log = self._run_state.begin(self._build_loss, self.args, self.state)
         self._engine_choice.log_run(self.robust_loss, self._network)
 
@@ -152,14 +139,19 @@ class GroupRobustTrainer(Trainer):
     ) -> tuple[list[Any], Tensor | int | None]:
         """The micro-batches of one optimizer step; their group counts are taken note of."""
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.robust_loss is not None and not self._uses_parent_loss and batches:
-            ids = [self._setup.take_ids(batch)[1] for batch in batches]
-            if not any(part is None for part in ids):
-                self.robust_loss.open_window(ids)
+        self._batches_left = len(batches)
+        if batches and not self._uses_parent_loss:
+            beside = [self._beside.find(batch) for batch in batches]
+            if self.robust_loss is not None and all(self._setup.key in taken for taken in beside):
+                self.robust_loss.open_window([taken[self._setup.key] for taken in beside])
+            if self._example_weights.are_set and not self._has_own_loss:
+                labels = [labels_in(batch, self.label_names[0]) for batch in batches]
+                self._example_weights.open_step(labels, beside, self._setup.key)
         return batches, num_items
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """See `Trainer.training_step`. Under tensor hooks the group weights move here, behind the backward pass."""
+        self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
         loss = super().training_step(*args, **kwargs)
         if self.robust_loss is not None:
             self.robust_loss.after_backward()
@@ -172,9 +164,13 @@ class GroupRobustTrainer(Trainer):
 
         The group weights move here, before the parameters do, once per optimizer step.
         """
-        inputs, group_ids = self._setup.take_ids(inputs)
+        inputs, beside = self._split(inputs)
+        group_ids = beside.get(self._setup.key)
         labels = labels_in(inputs, self.label_names[0])
         robust_loss = self.robust_loss if model.training and torch.is_grad_enabled() else None
+        if robust_loss is not None:
+            self._batches_left -= 1
+        self._scale_as_the_parent(self._uses_parent_loss)
         if self._uses_parent_loss:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             if robust_loss is not None and group_ids is not None:
@@ -186,7 +182,9 @@ class GroupRobustTrainer(Trainer):
             del inputs[self.label_names[0]]
             if robust_loss is not None:
                 self._setup.require_ids(group_ids, inputs)
-            losses_of = partial(self._losses_of_examples, num_items_in_batch=num_items_in_batch)
+            losses_of: Callable[..., Tensor] = partial(self._losses_of_examples, num_items_in_batch=num_items_in_batch)
+            if model.training and torch.is_grad_enabled() and self._example_weights.are_set:
+                losses_of = self._example_weights.weighing(losses_of, beside, self._setup.key)
             loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, losses_of)
         return (loss, outputs) if return_outputs else loss
 
@@ -198,35 +196,9 @@ class GroupRobustTrainer(Trainer):
         super().log(shown, start_time)
         logs.update({name: value for name, value in shown.items() if name not in logs})
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """See `Trainer.save_model`."""
-        if _internal_call and self.args.should_save:
-            mark_incomplete(output_dir)
-        super().save_model(output_dir, _internal_call)
-
-    def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> DataLoader:
-        """Behind `get_train_dataloader`, `get_eval_dataloader` and `get_test_dataloader`: batches get group ids."""
-        own = self.data_collator
-        if kwargs.get("is_training"):
-            self._read_groups()
-            self.data_collator = self._setup.training_collator(own, self.group_objective.needs_gradients)
-        else:
-            self.data_collator = self._setup.evaluation_collator(own, dataset)
-        try:
-            return super()._get_dataloader(dataset, *args, **kwargs)
-        finally:
-            self.data_collator = own
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        sampler = self._setup.sampler(self._train_batch_size, seed, self.args.dataloader_drop_last)
-        return super()._get_train_sampler(train_dataset) if sampler is None else sampler
-
-    def _set_signature_columns_if_needed(self) -> None:
-        if self._signature_columns is None:
-            super()._set_signature_columns_if_needed()
-            assert self._signature_columns is not None
-            self._signature_columns += self._setup.extra_columns
+    def require_objective_used(self) -> None:
+        """Called before an optimizer step."""
+        require_objective_used(self, self.robust_loss, self._batches_left)
 
     # ---- Evaluation -------------------------------------------------------------------------------------------------
 
@@ -234,7 +206,8 @@ class GroupRobustTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor | None, Any, Any]:
         """See `Trainer.prediction_step`; the labels are an `ExampleResults` where the groups are known."""
-        inputs, group_ids = self._setup.take_ids(inputs)
+        inputs, beside = without(inputs, self._setup.keys_beside)
+        group_ids = beside.get(self._setup.key)
         loss, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         if isinstance(logits, Tensor) and logits.ndim == 1 and labels is None and self._setup.renamed:
             # The parent takes a tensor with one row for a tuple with one entry.
@@ -256,7 +229,9 @@ class GroupRobustTrainer(Trainer):
     ) -> EvalLoopOutput:
         """See `Trainer.evaluation_loop`. The loss is the mean over the examples, whatever the batch size."""
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        return self.group_evaluation.finish(output, metric_key_prefix, self.state.global_step)
+        return self.group_evaluation.finish(
+            output, metric_key_prefix, self.state.global_step, keeps_loss=self._has_own_loss
+        )
 
     def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
         names, counts, rate = self.eval_groups.names, self._setup.train_counts, self.args.learning_rate
@@ -268,8 +243,19 @@ class GroupRobustTrainer(Trainer):
         return self.model
 
     @property
+    def _has_own_loss(self) -> bool:
+        """Whether a subclass overrides `compute_loss`."""
+        return getattr(self.compute_loss, "__func__", None) is not GroupRobustTrainer.compute_loss
+
+    def _scale_as_the_parent(self, as_the_parent: bool) -> None:
+        """Tell the parent whether to divide the loss by the number of accumulated micro-batches."""
+        self.model_accepts_loss_kwargs = as_the_parent and self._parent_accepts_loss_kwargs
+        self.loss_is_scaled_for_ga = type(self).loss_is_scaled_for_ga if as_the_parent else False
+
+    @property
     def _uses_parent_loss(self) -> bool:
-        return self._forward.left_to_the_trainer(self.accelerator.num_processes, self.compute_loss_func)
+        weighs, alone = self._example_weights.are_set, self.accelerator.num_processes
+        return not weighs and self._forward.left_to_the_trainer(alone, self.compute_loss_func)
 
     def _losses_of_examples(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)
@@ -277,19 +263,22 @@ class GroupRobustTrainer(Trainer):
     def _read_groups(self, anew: bool = False) -> None:
         if anew or not self._setup.suits(self.train_dataset, self.group_objective):
             self._setup: GroupSetup = self._set_up(
-                self.train_dataset, self.eval_dataset, self.group_objective, self._network
-            )
+                self.train_dataset, self.eval_dataset, self.group_objective, self._network,
+                collator=self._own_collator or self.data_collator, own_loss=self.compute_loss_func is not None,
+            )  # fmt: skip
             self.groups, self.eval_groups, self.group_key = self._setup.groups, self._setup.evaluation, self._setup.key
             self._signature_columns = None
 
     def _build_loss(self) -> GroupRobustLoss | None:
         """Objective and loss of a run, for the options and the model as they are now."""
-        self.group_objective = self._given_objective or options_of(self.args).build_objective()
+        self.group_objective = objective_of(self._given_objective, self.args)
         self._read_groups()
         self._forward = GroupForward(self._network, self.group_objective, self.args, self.groups is not None)
-        # The parent has to know whether to divide the loss by the number of accumulated micro-batches.
-        self.model_accepts_loss_kwargs = self._uses_parent_loss and self._parent_accepts_loss_kwargs
-        self.loss_is_scaled_for_ga = None if self._uses_parent_loss else False
+        self._forward.label_kind = self._setup.labels.kind
+        self._example_weights = self._engine_choice.example_weights(
+            self.group_objective, self._setup, self.accelerator
+        )
+        self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
         build, objective = self._engine_choice.build_loss, self.group_objective
         return None if self.groups is None else build(objective, self.groups, self._network, self.accelerator)
 

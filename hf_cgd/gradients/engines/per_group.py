@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hf_cgd.gradients.autograd import Cut, flatten, owned_parameters, scalar_with_gradients, unflatten, weighted_sum
 from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.structure import LossGraph
 
 
 class PerGroupEngine(GradientEngine):
@@ -22,17 +23,25 @@ class PerGroupEngine(GradientEngine):
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
+        self._checked = False
 
     def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
         """Gradient of the *sum* of each listed group's losses.
 
         Sums, so that micro-batches and processes can be added up. The graph of `losses` [B] is kept for the backward
-        pass of the step; `.grad` is not touched. A parameter that the loss does not depend on gives zeros.
+        pass of the step; `.grad` is not touched. A parameter that the loss does not depend on, or that is frozen,
+        gives zeros.
+
+        Raises:
+            ValueError: re-entrant gradient checkpointing hides the scope.
         """
+        if not self._checked:
+            _require_visible_parameters(losses, self.parameters)
+            self._checked = True
         rows = []
         for group in groups:
             in_group = (group_ids == group).to(losses)
-            gradients = torch.autograd.grad(losses, self.parameters, in_group, retain_graph=True, allow_unused=True)
+            gradients = _gradients(losses, self.parameters, in_group, True)
             rows.append(flatten(gradients, self.parameters))
         return GroupGradients(torch.stack(rows))
 
@@ -53,8 +62,14 @@ class PerGroupCutEngine(FastEngine):
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         self._modules = list(owned_parameters(model, self.parameters))
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._cut: Cut | None = None
         self._seen = False
+
+    @property
+    def cut(self) -> Cut | None:
+        """See `FastEngine.cut`."""
+        return self._cut
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -77,20 +92,22 @@ class PerGroupCutEngine(FastEngine):
         """See `PerGroupEngine.group_gradients`; the graph of the scope is used up unless `keep_graph`.
 
         Raises:
-            NotExactError: the scope was not seen in the forward pass, or its first input was changed in place.
+            NotExactError: the scope was not seen in the forward pass, its first input was changed in place, or
+                parameters outside of the scope are reached by another way.
         """
         cut, self._cut = self._cut, None
         if not self._seen:
             raise NotExactError("no module of the scope was seen in the forward pass")
         if cut is not None:
             cut.require_intact()
+        graph = LossGraph(losses, [], cut)
+        graph.require_visible()
+        graph.require_within_scope(self.parameters, self._names)
         sources = [*self.parameters, *([] if cut is None else [cut.tensor])]
         rows, at_cut = [], []
         for place, group in enumerate(groups):
             last = place == len(groups) - 1
-            gradients = torch.autograd.grad(
-                losses[group_ids == group].sum(), sources, retain_graph=keep_graph or not last, allow_unused=True
-            )
+            gradients = _gradients(losses[group_ids == group].sum(), sources, None, keep_graph or not last)
             rows.append(flatten(gradients[: len(self.parameters)], self.parameters))
             if cut is not None:
                 at_cut.append(torch.zeros_like(cut.tensor) if gradients[-1] is None else gradients[-1])
@@ -100,6 +117,36 @@ class PerGroupCutEngine(FastEngine):
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not self._seen and torch.is_grad_enabled():
             self._seen, self._cut = True, Cut.of((arguments, keywords))
+
+
+def _gradients(
+    losses: Tensor, sources: Sequence[Tensor], weights: Tensor | None, keep_graph: bool
+) -> list[Tensor | None]:
+    """Gradients with respect to the sources, None for those that are frozen or not reached."""
+    places = [place for place, source in enumerate(sources) if source.requires_grad]
+    gradients: list[Tensor | None] = [None] * len(sources)
+    if places:
+        wanted = [sources[place] for place in places]
+        found = torch.autograd.grad(losses, wanted, weights, retain_graph=keep_graph, allow_unused=True)
+        for place, gradient in zip(places, found, strict=True):
+            gradients[place] = gradient
+    return gradients
+
+
+def _require_visible_parameters(losses: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+    graph = LossGraph(losses, [], None)
+    hidden = graph.hides_parameters and any(p.requires_grad and id(p) not in graph.reached for p in parameters)
+    if hidden or (graph.hides_parameters and _checkpoint_is_needed(losses, parameters)):
+        graph.require_visible()
+
+
+def _checkpoint_is_needed(losses: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether a pass to the parameters runs through a re-entrant checkpoint."""
+    try:
+        _gradients(losses[:1], parameters, torch.zeros_like(losses[:1]), True)
+    except RuntimeError as error:
+        return "use_reentrant" in str(error)
+    return False
 
 
 class _CutGradients(GroupGradients):

@@ -11,7 +11,7 @@ the body, with DDP's hooks, loss scaling and accumulation.
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,15 @@ from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.gram import gram_matrix
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory
-from hf_cgd.gradients.recording import CallRecorder, require_separable_examples
+from hf_cgd.gradients.mixing import require_independent_examples
+from hf_cgd.gradients.recording import (
+    IN_GRAPH,
+    CallRecorder,
+    require_rows,
+    require_separable_examples,
+    require_single_uses,
+)
+from hf_cgd.gradients.structure import LossGraph
 from hf_cgd.gradients.verification import row_error
 
 MEMORY_BUDGET = 2 * 2**30
@@ -46,6 +54,8 @@ class SinglePassEngine(FastEngine):
     """
 
     name = "single_pass"
+    keeps_graph: ClassVar[bool] = True
+    """Whether rules may take gradients through the graph of the forward pass."""
 
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], memory_budget: float = MEMORY_BUDGET
@@ -62,7 +72,8 @@ class SinglePassEngine(FastEngine):
         owners = Counter(id(parameter) for own in self.owned.values() for parameter in own.values())
         self.shares_parameters = max(owners.values(), default=0) > 1
         self.scaling_memory = ReusedMemory()
-        self._recorder = CallRecorder(self.owned)
+        self._recorder = CallRecorder(self.owned, self.keeps_graph)
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._modules: Counter[int] | None = None
         self._row_memory = ReusedMemory()
 
@@ -70,6 +81,11 @@ class SinglePassEngine(FastEngine):
     def computed_in(self) -> torch.dtype:
         """The least precise type among the outputs of the scope's modules in the last recorded pass."""
         return self._recorder.computed_in
+
+    @property
+    def cut(self) -> Cut | None:
+        """See `FastEngine.cut`."""
+        return self._recorder.cut
 
     def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass: within, every use of a module of the scope is noted."""
@@ -84,14 +100,20 @@ class SinglePassEngine(FastEngine):
     ) -> GroupGradients:
         """Gradient of the sum of each listed group's losses; the graph of the scope is used up unless `keep_graph`.
 
+        With `keep_graph` one more pass through the scope tells whether the examples are independent.
+
         Args: as for `GradientEngine.group_gradients`. `groups` must be all that are present, in ascending order.
 
         Raises:
-            NotExactError: the recorded pass does not have the needed form. A second path round the cut, interaction
-                between examples and trainable gaps in the scope do not show in the form: `AutoEngine` compares.
+            NotExactError: the recorded pass does not have the needed form: a parameter of the scope is used outside
+                of its module, another one is reached round the cut, or batch statistics mix the examples. Examples
+                that interact in other ways show with `keep_graph` only.
         """
         calls, cut = self._recorder.take()
         require_separable_examples(calls, cut, len(losses))
+        self._require_structure(LossGraph(losses, calls, cut), calls)
+        if keep_graph:
+            require_independent_examples(losses, calls, cut)
         # A compiled network may leave hooks out without a word, which would leave gradients out.
         modules = Counter(id(call.module) for call in calls)
         if self._modules is not None and modules != self._modules:
@@ -99,14 +121,30 @@ class SinglePassEngine(FastEngine):
         self._modules = modules
         edges = [edge for call in calls for edge in call.outputs]
         sources: list[Any] = [*edges, *([] if cut is None else [cut.tensor])]
+        keep_graph = keep_graph or any(call.rule.reads_graph for call in calls)
         found = torch.autograd.grad(losses.sum(), sources, retain_graph=keep_graph, allow_unused=True)
         with_gradients: list[tuple[LayerCall, OutputGradients]] = []
         for call in calls:
+            require_rows(call, found[: len(call.outputs)], len(losses))
             with_gradients.append((call, found[: len(call.outputs)]))
             found = found[len(call.outputs) :]
         order = self.order_of(group_ids, groups)
         at_cut = found[0] if found else None
         return self.gradients_of(self.backward_pass(with_gradients, order, losses, cut, at_cut))
+
+    def _require_structure(self, graph: LossGraph, calls: list[LayerCall]) -> None:
+        """Check the graph of the losses, and take gradients through it where a layer is not what its rule expects."""
+        graph.require_visible()
+        graph.require_within_scope(self.parameters, self._names)
+        graph.require_own_modules(self.owned, self._names)
+        graph.require_separate_rows()
+        for call in calls:
+            nodes = call.rule.nodes
+            if nodes is not None and not graph.nodes[call.number] <= nodes:
+                if not self.keeps_graph:
+                    raise NotExactError(f"{type(call.module).__name__} computes more than its type says")
+                call.rule = IN_GRAPH
+        require_single_uses(calls, self.owned)
 
     def order_of(self, group_ids: Tensor, groups: Sequence[int]) -> GroupOrder:
         """The order in which the rules take the examples."""
@@ -137,9 +175,13 @@ class SinglePassEngine(FastEngine):
         """The groups' gradients of a backward pass."""
         return _SinglePassGradients(self, step)
 
-    def error_of_row(self, expected: Tensor, row: Tensor) -> float:
-        """Largest relative error of a row that this engine forms, given the gradient [P] that is expected."""
-        return row_error(expected, row, self.parameters)
+    def error_of_row(self, expected: Tensor, row: Tensor, floor: float = 0.0) -> float:
+        """Largest relative error of a row that this engine forms, given the gradient [P] that is expected.
+
+        `floor`: share of the largest entry of all that is added to each parameter's own.
+        """
+        allowance = floor * float(expected.abs().max())
+        return row_error(expected, row, self.parameters, [allowance] * len(self.parameters))
 
     def rows_of(self, step: BackwardPass) -> Tensor:
         """The groups' gradients [G, P], valid until the next call of this or `gram_by_module`."""

@@ -70,7 +70,7 @@ class SketchEngine(SinglePassEngine):
         """See `SinglePassEngine.gradients_of`."""
         return _SketchGradients(self, step)
 
-    def error_of_row(self, expected: Tensor, row: Tensor) -> float:
+    def error_of_row(self, expected: Tensor, row: Tensor, floor: float = 0.0) -> float:
         """See `SinglePassEngine.error_of_row`; the row is a sketch [S]."""
         return largest_error([self.sketch(expected)], [row])
 

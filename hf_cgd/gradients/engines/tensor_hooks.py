@@ -8,8 +8,9 @@ unweighted loss. It is known only after the backward pass: the weights that come
 
 Weights are read within the forward pass only, where they are whole. The weight gradients are formed on stand-ins of
 the scope's modules. Where a rule needs the weights, a copy lives until the end of the micro-batch. In the first
-micro-batch the sum of the groups' gradients is compared with the gradients that arrive at the weights. That finds a
-weight that is used outside of its module, but not examples that interact by other means than BatchNorm.
+micro-batch the sum of the groups' gradients is compared with the gradients that arrive at the weights, and in each one
+the graph of the losses is looked through. That finds a weight that is used outside of its module, and examples that
+interact by statistics of the batch, but not those that interact in ways of their own.
 """
 
 import warnings
@@ -20,8 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
-from hf_cgd.gradients.autograd import owned_parameters
+from hf_cgd.gradients.autograd import Cut, owned_parameters
 from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
 from hf_cgd.gradients.engines.sketch import SketchEngine
@@ -34,10 +36,14 @@ from hf_cgd.gradients.engines.stand_ins import (
 )
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
 from hf_cgd.gradients.layers.registry import rule_for
-from hf_cgd.gradients.recording import least_precise, require_separable_examples
+from hf_cgd.gradients.recording import BegunCall, least_precise, require_separable_examples
+from hf_cgd.gradients.structure import LossGraph
 from hf_cgd.gradients.verification import ArrivingGradients, tolerance_of
 from hf_cgd.models.outputs import tensors_in
 from hf_cgd.monitors import GroupRobustWarning
+
+SCALING_NODES = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Pow", "Where", "MaskedFill"))
+"""What no layer with a rule of its own leaves in the graph; sharding adds other nodes to it."""
 
 
 class TensorHookEngine(GradientEngine):
@@ -93,6 +99,9 @@ class TensorHookEngine(GradientEngine):
         self._computed_in: torch.dtype = torch.float64
         self._checked = False
         self._arriving = ArrivingGradients()
+        self._cut: Cut | None
+        self._begun: dict[nn.Module, BegunCall]
+        self._unseen: list[nn.Module] = []
         self._forget_batch()
 
     @property
@@ -127,13 +136,36 @@ class TensorHookEngine(GradientEngine):
             ValueError: the recorded pass does not have the needed form.
         """
         try:
-            require_separable_examples([call for call, _ in self._calls], None, len(losses))
+            calls = [call for call, _ in self._calls]
+            require_separable_examples(calls, None, len(losses))
+            self._require_structure(LossGraph(losses, calls, self._cut), calls)
         except NotExactError as error:
             raise ValueError(
                 f"Group gradients by tensor hooks cannot be had: {error}. Choose other gradient_layers, or train "
                 "without sharding (DDP), where gradient_engine='auto' has other ways."
             ) from error
         losses.register_hook(partial(self._coefficients.__setitem__, 0))
+
+    def _require_structure(self, graph: LossGraph, calls: list[LayerCall]) -> None:
+        """Check what the graph of the losses shows whatever its numbers are."""
+        graph.require_separate_rows()
+        if graph.reduction is not None:
+            raise NotExactError(f"examples are summed up ({graph.reduction}), so that they influence one another")
+        for call in calls:
+            if call.rule.nodes is not None and graph.nodes[call.number] & SCALING_NODES:
+                raise NotExactError(f"{type(call.module).__name__} scales what it computes")
+        if self._checked:
+            return
+        self._unseen = [module for module, twin in self._stand_ins.items() if all(c.module is not twin for c in calls)]
+        own = {module: {id(p) for p in module.parameters(recurse=False)} for module in self._stand_ins}
+        # Where parameters are sharded, others stand in the graph.
+        told_apart = any(graph.reached & ids for module, ids in own.items() if module not in self._unseen)
+        for module in self._unseen:
+            if not told_apart or graph.reached & own[module]:
+                raise NotExactError(
+                    f"{type(module).__name__} is in the gradient scope but was not called in the forward pass: the "
+                    "model uses its weights in another way, or not at all"
+                )
 
     def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:
         """Gradient of the sum of each listed group's losses [B], after the backward pass of the weighted loss.
@@ -169,6 +201,8 @@ class TensorHookEngine(GradientEngine):
         """Forget the micro-batch: activations, gradients and copied weights."""
         self._calls: list[tuple[LayerCall, OutputGradients]] = []
         self._coefficients: list[Tensor | None] = [None]
+        self._cut = None
+        self._begun = {}
         for twin, own in self._placeholders.items():
             set_parameters(twin, own)
         self._arriving.stop()
@@ -176,18 +210,18 @@ class TensorHookEngine(GradientEngine):
     def _check(self, total: Tensor) -> None:
         """Compare the weighted gradient of the scope, [P] or its sketch, with what arrived at the weights."""
         self._checked = True
-        seen = {call.module for call, _ in self._calls}
-        unseen = [type(twin).__name__ for twin in self._placeholders if twin not in seen]
-        if unseen:
+        if self._unseen:
+            unseen = ", ".join(type(module).__name__ for module in self._unseen)
             warnings.warn(
-                f"Modules of the gradient scope were not called in the forward pass: {', '.join(unseen)}. Their "
-                "gradients count as zero. If the model uses their weights in another way, leave them out of the "
-                "scope: set gradient_layers to regular expressions that match the other parameters.",
+                f"Modules of the gradient scope were not called in the forward pass: {unseen}. Their gradients count "
+                "as zero. Leave them out of the scope: set gradient_layers to regular expressions that match the "
+                "other parameters.",
                 GroupRobustWarning,
                 stacklevel=2,
             )
         expected = self._arriving.row(self.parameters)
-        error = self._engine.error_of_row(expected, total)
+        # Gradients that are zero but for rounding differ by their own size.
+        error = self._engine.error_of_row(expected, total, 0.01)
         tolerance = tolerance_of(self._computed_in)
         if not error <= tolerance and bool(expected.isfinite().all()):
             raise ValueError(
@@ -209,10 +243,15 @@ class TensorHookEngine(GradientEngine):
     def _take_whole(self, module: nn.Module, arguments: Any) -> None:
         twin = self._stand_ins[module]
         twin.training = module.training
+        self._require_trainable(module, twin)
+        if self._cut is None and not self._begun and not self._calls:
+            self._cut = Cut.of(arguments)
+        rule = self._rules.get(module)
+        number, may_run_again = len(self._calls) + len(self._begun), rule is None or rule.runs_again
+        self._begun[module] = BegunCall(module, arguments, number, None, may_run_again)
         if not self._checked:
             for name, placeholder in self._placeholders[twin].items():
                 self._arriving.follow(getattr(module, name), placeholder)
-        rule = self._rules.get(module)
         if (rule is not None and not rule.needs_weights) or module in self._whole:
             return
         expected = {name: p.shape for name, p in self._placeholders[twin].items()}
@@ -224,6 +263,15 @@ class TensorHookEngine(GradientEngine):
                 "This kind of sharding is not supported with group gradients."
             )
         self._whole[module] = whole
+
+    def _require_trainable(self, module: nn.Module, twin: nn.Module) -> None:
+        frozen = [name for name in self._placeholders[twin] if not getattr(module, name).requires_grad]
+        if frozen and torch.is_grad_enabled():
+            raise ValueError(
+                f"{', '.join(frozen)} of {type(module).__name__} was trainable when the run began and is frozen now. "
+                "Tensor hooks cannot change their gradient scope in mid-run: start a new train() after freezing, or "
+                "train without sharding (DDP), where gradient_engine='auto' follows."
+            )
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         twin = self._stand_ins[module]
@@ -243,9 +291,16 @@ class TensorHookEngine(GradientEngine):
                 set_parameters(twin, copies)
             else:
                 set_parameters(twin, self._placeholders[twin])
-        outputs = [part for part in tensors_in(output) if part.requires_grad]
+        begun = self._begun.pop(module)
+        every = list(tensors_in(output))
+        places = tuple(place for place, part in enumerate(every) if part.requires_grad)
+        outputs = [every[place] for place in places]
         gradients: list[Tensor | None] = [None] * len(outputs)
         self._computed_in = least_precise(self._computed_in, outputs)
         for place, part in enumerate(outputs):
             part.register_hook(partial(gradients.__setitem__, place))
-        self._calls.append((LayerCall(twin, arguments, keywords, [], self._rules[module]), gradients))
+        edges = [get_gradient_edge(part) for part in outputs]
+        call = LayerCall(twin, arguments, keywords, edges, self._rules[module], output_places=places)
+        call.number, call.differentiable_inputs, call.versions = begun.number, begun.inputs, begun.versions
+        call.repeats = begun.trace is not None and not begun.trace.is_left()
+        self._calls.append((call, gradients))

@@ -10,10 +10,18 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
+from hf_cgd.gradients.base import NotExactError
 from hf_cgd.models.outputs import tensors_in
 
+PLAIN_NODES = frozenset(
+    f"{name}Backward{number}"
+    for name in ("Alias", "Expand", "Permute", "ReshapeAlias", "Squeeze", "ToCopy", "Transpose", "UnsafeView",
+                 "Unsqueeze", "View")
+    for number in (0, 1)
+)  # fmt: skip
+"""Nodes that change shapes and types only."""
 OutputGradients = Sequence[Tensor | None]
 """Gradients of a call's outputs, [B, …] each; None for an output that the loss does not depend on."""
 
@@ -29,6 +37,11 @@ class LayerCall:
         outputs: where the gradients of its outputs can be asked for.
         rule: forms its weight gradients.
         autocast: what was in force, for running the module again.
+        output_places: where those outputs stand among all tensors that the module gave.
+        number, parent: calls are numbered as they begin; the parent is the call within which this one was made.
+        differentiable_inputs: those with a gradient, and where it was asked for before the module ran.
+        versions: the inputs, with their versions before the module ran.
+        repeats: whether a second run would give the same and leave no trace.
     """
 
     module: nn.Module
@@ -37,6 +50,26 @@ class LayerCall:
     outputs: list[GradientEdge]
     rule: "LayerRule"
     autocast: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    output_places: tuple[int, ...] = (0,)
+    number: int = 0
+    parent: int | None = None
+    differentiable_inputs: list[tuple[GradientEdge, Tensor]] = field(default_factory=list)
+    versions: list[tuple[Tensor, int]] = field(default_factory=list)
+    repeats: bool = True
+    _starts: set[tuple[Node, int]] | None = None
+
+    @property
+    def starts(self) -> set[tuple[Node, int]]:
+        """Where the graph of the call ends, towards its inputs."""
+        if self._starts is None:
+            self._starts = {(edge.node, edge.output_nr) for edge, _ in self.differentiable_inputs}
+        return self._starts
+
+    def require_intact(self) -> None:
+        """Raise a NotExactError if what the rule reads was changed in place after the module took it."""
+        read = self.versions[:1] if self.rule.reads_one_input else self.versions
+        if not self.rule.reads_graph and any(version_of(tensor) != version for tensor, version in read):
+            raise NotExactError(f"an input of {type(self.module).__name__} is changed in place")
 
     @property
     def inputs(self) -> Tensor:
@@ -119,11 +152,20 @@ class LayerRule(ABC):
     Attributes:
         needs_weights: whether `add_gradients` reads the values of the module's parameters. Where they are sharded,
             tensor hooks then keep a copy until the end of the micro-batch.
+        nodes: names of the nodes of the autograd graph that a use of the layer may consist of; None for any. A layer
+            that computes something else as well (a subclass, a hook, a factor that is 1 at first) is told by them.
+        reads_graph: whether gradients are taken through the graph of the forward pass, which then has to be kept.
+        reads_one_input: whether no input but the first tensor is read.
+        runs_again: whether the module is run a second time.
         keeps_example_gradients: whether steps with static shapes keep the gradients [B, numel] of the examples until
             the end of the step. False: `weighted_gradients` is called in their place, which saves memory.
     """
 
     needs_weights: ClassVar[bool] = True
+    nodes: ClassVar[frozenset[str] | None] = None
+    reads_graph: ClassVar[bool] = False
+    reads_one_input: ClassVar[bool] = True
+    runs_again: ClassVar[bool] = False
     keeps_example_gradients: ClassVar[bool] = True
 
     @abstractmethod
@@ -237,9 +279,19 @@ class LayerRule(ABC):
         return rows
 
 
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; 0 where nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def scaled_by_example(tensor: Tensor, coefficients: Tensor) -> Tensor:
     """The tensor [B, …] with each example's entries multiplied by its coefficient, rounded once."""
     return (tensor * coefficients.view([-1] + [1] * (tensor.ndim - 1))).to(tensor.dtype)
+
+
+def others_zero(tensor: Tensor, chosen: Tensor) -> Tensor:
+    """A copy of the tensor [B, …] in which all rows but the chosen ones are zero."""
+    return torch.zeros_like(tensor).index_copy_(0, chosen, tensor.index_select(0, chosen))
 
 
 def add_products(left: Tensor, right: Tensor, order: GroupOrder, target: Tensor) -> None:

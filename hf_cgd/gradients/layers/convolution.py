@@ -6,13 +6,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients, add_products
+from hf_cgd.gradients.layers.base import PLAIN_NODES, GroupOrder, LayerCall, LayerRule, OutputGradients, add_products
 
 
 class Conv2dRule(LayerRule):
     """For nn.Conv2d itself with a number of zeros for padding. Other convolutions are run again."""
 
     needs_weights = False
+    nodes = PLAIN_NODES | {"ConvolutionBackward0"}
 
     def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
         """See `LayerRule.matches`."""

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_cgd.gradients.layers.base import (
+    PLAIN_NODES,
     GroupOrder,
     LayerCall,
     LayerRule,
@@ -17,12 +18,19 @@ from hf_cgd.gradients.layers.base import (
 )
 from hf_cgd.models.outputs import tensors_in
 
+AFFINE_NODES = PLAIN_NODES | {
+    f"{name}Backward0"
+    for name in ("Add", "Addmm", "Addmv", "Baddbmm", "Bmm", "Clone", "Linear", "MkldnnLinear", "Mm", "Mv", "T")
+}  # fmt: skip
+"""A product with a matrix, and a sum; nothing that scales, masks or bends."""
+
 
 class LinearRule(LayerRule):
     """For any module that computes x W^T + b with its parameters `weight` [out, in] and `bias`."""
 
     needs_weights = False
     keeps_example_gradients = False
+    nodes = AFFINE_NODES
 
     def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
         """Whether the module has given what the formula gives: its class does not tell."""

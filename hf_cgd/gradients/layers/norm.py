@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
+from hf_cgd.gradients.layers.base import PLAIN_NODES, GroupOrder, LayerCall, LayerRule, OutputGradients
 
 
 class LayerNormRule(LayerRule):
     """For nn.LayerNorm itself, not its subclasses, which may compute something else."""
 
     needs_weights = False
+    nodes = PLAIN_NODES | {"NativeLayerNormBackward0"}
 
     def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
         """See `LayerRule.matches`."""

@@ -1,0 +1,69 @@
+"""Rows that hold their group id by their place in the dataset, where what a reader gets does not tell it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.utils.data
+
+from hf_cgd.data.collator import ROW_GROUP
+from hf_cgd.data.columns import Column, first_row, has_transform
+from hf_cgd.data.rows import has_value, value_of, with_values
+
+
+class RowsWithGroups(torch.utils.data.Dataset):
+    """A dataset whose rows hold a group id (or a membership) besides, under `ROW_GROUP`.
+
+    Args:
+        dataset: map-style.
+        ids: one per row, [N] or [N, K].
+    """
+
+    def __init__(self, dataset: Any, ids: Any) -> None:
+        self.dataset = dataset
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._with_id(self.dataset[index], index)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """The rows of a batch, read together where the dataset can do so."""
+        read = getattr(self.dataset, "__getitems__", None)
+        rows = read(indices) if callable(read) else [self.dataset[index] for index in indices]
+        return [self._with_id(row, index) for row, index in zip(rows, indices, strict=True)]
+
+    def _with_id(self, row: Any, index: int) -> Any:
+        return None if row is None else with_values(row, {ROW_GROUP: self.ids[index].tolist()})
+
+
+def rows_tell(dataset: Any, read: dict[str, Column], columns: Sequence[str]) -> bool:
+    """Whether a reader's rows hold what the columns hold: no transform drops or changes them.
+
+    Args:
+        dataset: map-style, not empty.
+        read: its columns.
+        columns: those that are asked about.
+    """
+    if any(read[name].renumbered for name in columns):
+        return False
+    if not any(has_transform(part) for part in parts_of(dataset)):
+        return True
+    row = first_row(dataset)
+    return all(has_value(row, name) and _equal(value_of(row, name), read[name].values[0]) for name in columns)
+
+
+def parts_of(dataset: Any) -> list[Any]:
+    """The datasets inside `Subset`s and `ConcatDataset`s; the dataset itself where it is neither."""
+    if isinstance(dataset, torch.utils.data.Subset):
+        return parts_of(dataset.dataset)
+    if isinstance(dataset, torch.utils.data.ConcatDataset):
+        return [inner for part in dataset.datasets for inner in parts_of(part)]
+    return [dataset]
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        left = left.tolist()
+    return type(left) is type(right) and bool(left == right)

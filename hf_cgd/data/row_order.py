@@ -1,0 +1,301 @@
+"""Which row each entry of a batch came from, where a collator does not say."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_cgd.data.rows import RandomState, has_value, value_of, with_values
+
+CONFIRMATIONS = 3
+"""Batches in which a collator is seen to keep the order of its rows, until equal labels are proof enough."""
+SAMPLED_VALUES = 512
+"""Values of a row that are compared at first; all of them only where these leave a doubt."""
+
+
+def array_of(value: Any) -> np.ndarray | None:
+    """A batch's or a row's value as an array of numbers, None for anything else."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    return array if array.dtype.kind in "biuf" else None
+
+
+class RowOrder:
+    """Compares what came out of a collator with the rows that went in.
+
+    Equal labels, lengths and input values tell which row is which. Where they leave a doubt that matters (rows of
+    different groups), the collator is called again, with the places of the rows for labels, or with the rows in
+    another order; random numbers are then drawn from where they were.
+
+    Args:
+        collator: the user's.
+        labels: names of the labels, in rows and in batches.
+        remedy: what to do where it cannot be known, a sentence.
+    """
+
+    def __init__(self, collator: Callable[[list[Any]], Any], labels: Sequence[str], remedy: str) -> None:
+        self.collator = collator
+        self.labels = tuple(labels)
+        self.remedy = remedy
+        self._confirmed: float = 0
+
+    def ids_of(
+        self, rows: Sequence[Any], ids: np.ndarray, batch: Mapping[str, Any], before: RandomState
+    ) -> np.ndarray:
+        """The entry of `ids`, [B] or [B, K], that belongs to each row of the batch.
+
+        Args:
+            rows: what went in, B of them.
+            ids: that of each of them.
+            batch: what came out.
+            before: the state of the generators when the collator was called.
+
+        Raises:
+            ValueError: it cannot be known.
+        """
+        size = self.size_of(batch)
+        if size is None:
+            raise ValueError(f"The batch holds no tensor with one entry per row, but {sorted(batch)}. {self.remedy}")
+        present = np.asarray([row is not None for row in rows])
+        known = ids[present]
+        if len(known) and (known == known[0]).all():
+            return np.repeat(known[:1], size, axis=0)
+        in_place = size == len(rows) and bool(present.all())
+        labels = self._labels_in(batch)
+        own = [next((value_of(r, n) for n in self.labels if r is not None and has_value(r, n)), None) for r in rows]
+        if in_place and self._soft_targets_fit(labels, own):
+            return ids
+        if in_place and self._confirmed >= CONFIRMATIONS and _same(labels, own):
+            return ids
+        possible = np.tile(present, (size, 1))
+        seen = _agreement(own, labels)
+        if seen is not None:
+            possible &= seen
+        compared = {name for name in batch if name not in self.labels and self._narrow(possible, rows, batch, name)}
+        return self._decide(rows, ids, batch, before, possible, compared)
+
+    def size_of(self, batch: Mapping[str, Any]) -> int | None:
+        """Number of rows of a batch: of its labels, or else of the first value that has any."""
+        for value in (self._labels_in(batch), *batch.values()):
+            listed = hasattr(value, "__len__") and not isinstance(value, (str, Mapping))
+            if listed and getattr(value, "ndim", 1) > 0:
+                return len(value)
+        return None
+
+    def _decide(
+        self,
+        rows: Sequence[Any],
+        ids: np.ndarray,
+        batch: Mapping[str, Any],
+        before: RandomState,
+        possible: np.ndarray,
+        compared: set[str],
+    ) -> np.ndarray:
+        size = len(possible)
+        found = possible.any(axis=1)
+        if found.all():
+            first = possible.argmax(axis=1)
+            doubtful = [j for j in range(size) if len(np.unique(ids[possible[j]], axis=0)) > 1]
+            if not doubtful:
+                return ids[first]
+            if compared and self._inputs_of(batch, size) <= compared:
+                # Rows that are alike in all that the model sees: which of them is which makes no difference.
+                return ids[_in_turn(possible)]
+        keeps_order = size == len(rows) and bool(possible.diagonal().all())
+        if keeps_order and self._confirmed >= CONFIRMATIONS:
+            return ids
+        places = self._ask_again(rows, batch, before)
+        if places is None or not all(possible[j, place] or not found[j] for j, place in enumerate(places)):
+            raise ValueError(
+                f"The collator {_name_of(self.collator)} made a batch of {size} of {len(rows)} rows, and what came "
+                f"back ({sorted(batch)}) does not show which row is which, so their groups are not known. {self.remedy}"
+            )
+        in_order = size == len(rows) and bool((places == np.arange(size)).all())
+        self._confirmed = self._confirmed + (size > 2) if in_order else -np.inf
+        return ids[places]
+
+    def _narrow(self, possible: np.ndarray, rows: Sequence[Any], batch: Mapping[str, Any], name: str) -> bool:
+        """Leave only rows possible whose value of that name is the batch's; False where the two are not comparable."""
+        if not all(row is None or has_value(row, name) for row in rows):
+            return False
+        whole = array_of(batch[name])
+        if whole is None or whole.ndim == 0 or len(whole) != len(possible):
+            return False
+        values = [None if row is None else array_of(value_of(row, name)) for row in rows]
+        if any(value is None and row is not None for value, row in zip(values, rows, strict=True)):
+            return False
+        same = _alike(whole.reshape(len(whole), -1), values)
+        if not (same & possible).any(axis=1).all():
+            return False
+        possible &= same
+        return True
+
+    def _inputs_of(self, batch: Mapping[str, Any], size: int) -> set[str]:
+        """Names of all that has more than one number per row, the labels aside."""
+        arrays = {name: array_of(value) for name, value in batch.items() if name not in self.labels}
+        return {name for name, a in arrays.items() if a is not None and a.ndim and len(a) == size and a.size > size}
+
+    def _labels_in(self, batch: Mapping[str, Any]) -> Any:
+        return next((batch[name] for name in self.labels if batch.get(name) is not None), None)
+
+    def _soft_targets_fit(self, labels: Any, own: Sequence[Any]) -> bool:
+        """Whether the labels are shares of classes, of the class of the row in the same place among others."""
+        shares = array_of(labels)
+        classes = array_of([_single(value) for value in own])
+        if shares is None or classes is None or shares.ndim != 2 or shares.shape[1] < 2 or classes.ndim != 1:
+            return False
+        if shares.dtype.kind != "f" or classes.dtype.kind == "f" or classes.min() < 0:
+            return False
+        if classes.max() >= shares.shape[1] or not ((shares > 0).sum(axis=1) > 1).any():
+            return False
+        return bool((shares[np.arange(len(shares)), classes] > 0).all())
+
+    def _ask_again(self, rows: Sequence[Any], batch: Mapping[str, Any], before: RandomState) -> np.ndarray | None:
+        """Places of the batch's rows, found by calling the collator again; None where that does not tell."""
+        after = RandomState()
+        try:
+            for way in (self._by_numbered_labels, self._by_other_orders):
+                try:
+                    places = way(rows, batch, before)
+                # Whatever a collator says to labels that are none, or to other rows: this way tells nothing.
+                except Exception:
+                    places = None
+                if places is not None:
+                    return places
+            return None
+        finally:
+            after.restore()
+
+    def _by_numbered_labels(
+        self, rows: Sequence[Any], batch: Mapping[str, Any], before: RandomState
+    ) -> np.ndarray | None:
+        name = next(n for n in self.labels if any(row is not None and has_value(row, n) for row in rows))
+        numbered = [
+            None if row is None else with_values(row, {name: _like(value_of(row, name), place)})
+            for place, row in enumerate(rows)
+        ]
+        before.restore()
+        labels = array_of(self._labels_in(self.collator(numbered)))
+        if labels is None or labels.size != len(labels) or len(labels) != self.size_of(batch):
+            return None
+        places = labels.reshape(-1).astype(np.int64)
+        fits = (places == labels.reshape(-1)).all() and places.min() >= 0 and places.max() < len(rows)
+        return places if fits and not any(rows[place] is None for place in places) else None
+
+    def _by_other_orders(
+        self, rows: Sequence[Any], batch: Mapping[str, Any], before: RandomState
+    ) -> np.ndarray | None:
+        """The order of the rows where each other order of them gives the batch in that other order."""
+        size = len(rows)
+        # An order that goes with a turn and with the exchange of two is the given one. Two rows need a third.
+        orders = [[0, 1, 1]] if size == 2 else [[*range(1, size), 0], [1, 0, *range(2, size)]]
+        for order in orders:
+            before.restore()
+            again = self.collator([rows[place] for place in order])
+            for name, value in batch.items():
+                whole, other = array_of(value), array_of(again[name])
+                if whole is None or not whole.ndim or len(whole) != size:
+                    continue
+                if other is None or not np.array_equal(whole[order], other, equal_nan=whole.dtype.kind == "f"):
+                    return None
+        return np.arange(size)
+
+
+def _single(value: Any) -> Any:
+    """The one number in a value of shape [] or [1]; anything else as it is."""
+    array = array_of(value)
+    return array.reshape(-1)[0] if array is not None and array.size == 1 else value
+
+
+def _same(labels: Any, own: Sequence[Any]) -> bool:
+    """Whether the labels of a batch are those of the rows, in their order; True where they cannot be compared."""
+    agreement = _agreement(own, labels)
+    return agreement is None or bool(agreement.diagonal().all())
+
+
+def _agreement(own: Sequence[Any], labels: Any) -> np.ndarray | None:
+    """Which labels [size] could be those of which rows [B]; None where they cannot be compared."""
+    whole = array_of(labels)
+    if whole is None or whole.ndim == 0:
+        return None
+    whole = whole.reshape(len(whole), -1)
+    values = [None if value is None else array_of(value) for value in own]
+    if any(v is None and o is not None for v, o in zip(values, own, strict=True)) or all(v is None for v in values):
+        return None
+    if whole.shape[1] > 1 and all(v is None or v.size == 1 for v in values):
+        whole = whole.argmax(axis=1)[:, None]
+    if any(v is not None and v.size != whole.shape[1] for v in values):
+        return None
+    same = _alike(whole, values)
+    return same if same.any(axis=1).all() else None
+
+
+def _alike(whole: np.ndarray, values: Sequence[np.ndarray | None]) -> np.ndarray:
+    """Which rows of a batch [size, W] hold which values, padded to W on either side, or cut; bool [size, B]."""
+    width = whole.shape[1]
+    flat = [None if value is None else value.reshape(-1)[:width].astype(whole.dtype) for value in values]
+    alike = np.zeros((len(whole), len(values)), dtype=bool)
+    lengths = sorted({len(value) for value in flat if value is not None})
+    for length in lengths:
+        own = {place: value for place, value in enumerate(flat) if value is not None and len(value) == length}
+        if length == width:
+            alike[:, list(own)] = _equal(whole, np.stack(list(own.values())))
+            continue
+        values_of_length = np.stack(list(own.values())) if length else np.zeros((len(own), 0), whole.dtype)
+        for part, rest in ((whole[:, :length], whole[:, length:]), (whole[:, -length or width :], whole[:, :-length])):
+            padded = (rest == rest[:, :1]).all(axis=1) if rest.shape[1] else np.ones(len(whole), dtype=bool)
+            alike[:, list(own)] |= padded[:, None] & _equal(part, values_of_length)
+    # A longer row wins: the end of it may look like padding of a shorter one.
+    sizes = np.asarray([-1 if value is None else len(value) for value in flat])
+    longest = np.where(alike, sizes, -1).max(axis=1, initial=-1)
+    return alike & (sizes[None, :] == longest[:, None])
+
+
+def _equal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Which rows of two arrays [m, W] and [n, W] are equal: bool [m, n]."""
+    width = left.shape[1]
+    if width > SAMPLED_VALUES:
+        chosen = np.linspace(0, width - 1, SAMPLED_VALUES).astype(np.int64)
+        sampled = right[:, chosen]
+        if len(np.unique(sampled, axis=0)) == len(right):
+            left, right = left[:, chosen], sampled
+    places: dict[bytes, list[int]] = {}
+    for place, row in enumerate(np.ascontiguousarray(right)):
+        places.setdefault(row.tobytes(), []).append(place)
+    equal = np.zeros((len(left), len(right)), dtype=bool)
+    for j, row in enumerate(np.ascontiguousarray(left)):
+        equal[j, places.get(row.tobytes(), [])] = True
+    return equal
+
+
+def _in_turn(possible: np.ndarray) -> np.ndarray:
+    """One of the possible rows for each row of the batch, those that are alike in turn."""
+    taken = np.zeros(possible.shape[1], dtype=np.int64)
+    places = np.empty(len(possible), dtype=np.int64)
+    for j, row in enumerate(possible):
+        choices = np.flatnonzero(row)
+        places[j] = choices[taken[choices].argmin()]
+        taken[places[j]] += 1
+    return places
+
+
+def _like(value: Any, place: int) -> Any:
+    """A place as a label of the same kind."""
+    if isinstance(value, torch.Tensor):
+        dtype = value.dtype if value.is_floating_point() else torch.int64
+        return torch.full(value.shape, place, dtype=dtype)
+    if isinstance(value, np.ndarray):
+        return np.full(value.shape, place)
+    if isinstance(value, (list, tuple)):
+        return [place for _ in value]
+    return float(place) if isinstance(value, float) else place
+
+
+def _name_of(collator: Any) -> str:
+    return getattr(collator, "__qualname__", None) or type(collator).__name__

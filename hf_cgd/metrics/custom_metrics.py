@@ -1,0 +1,131 @@
+"""A user's own metrics, over all examples and over each group: `f1`, `group_f1/<name>`, `worst_group_f1`."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hf_cgd.monitors import GroupRobustWarning
+
+PAIRS = (("predictions", "references"), ("y_pred", "y_true"), ("predictions", "labels"))
+"""Names of arguments by which a metric is called where it has them; another one gets (predictions, labels)."""
+LOWER = ("loss", "mse", "mae", "rmse", "error", "fpr", "fnr", "ece", "brier")
+"""Endings of the names of metrics that are better when lower."""
+
+
+@dataclass(frozen=True)
+class GroupMetric:
+    """A metric, and which direction is better.
+
+    Attributes:
+        compute: a function of predicted and true classes (or values), [N] each, or an `evaluate` metric. It returns a
+            number, or a dict with one.
+        greater_is_better: None for what the name says: see `LOWER`.
+    """
+
+    compute: Any
+    greater_is_better: bool | None = None
+
+    def __call__(self, name: str, predictions: np.ndarray, labels: np.ndarray) -> float:
+        """The value; NaN where it is not defined (the metric raises, or gives None)."""
+        function: Callable[..., Any] = getattr(self.compute, "compute", self.compute)
+        try:
+            value = _called(function, predictions, labels, is_evaluate=function is not self.compute)
+        except (ValueError, ZeroDivisionError):
+            return float("nan")
+        if isinstance(value, Mapping):
+            value = value[name] if name in value else next(iter(value.values())) if len(value) == 1 else value
+        if value is None:
+            return float("nan")
+        if isinstance(value, Mapping) or np.ndim(value) != 0:
+            raise ValueError(
+                f"group_metrics[{name!r}] must give one number, got {value!r}. Name the one to be compared."
+            )
+        return float(value)
+
+
+def as_group_metrics(given: Mapping[str, Any] | None) -> dict[str, GroupMetric]:
+    """What the user gave, by name.
+
+    Raises:
+        ValueError: a name of ours or one that names cannot hold, or something that cannot be called.
+    """
+    found = {}
+    for name, metric in (given or {}).items():
+        if not re.fullmatch(r"\w+", name) or name in ("accuracy", "loss", "pearson", "count", "mse"):
+            raise ValueError(
+                f"group_metrics: expected a name of letters, digits and _ that is not ours, got {name!r}."
+            )
+        own = metric if isinstance(metric, GroupMetric) else GroupMetric(metric)
+        if not callable(getattr(own.compute, "compute", own.compute)):
+            raise ValueError(
+                f"group_metrics[{name!r}] must be a function of (predictions, labels) or an `evaluate` metric, got "
+                f"{metric!r}."
+            )
+        found[name] = own
+    return found
+
+
+def lower_is_better_by_name(name: str) -> bool:
+    """Whether the name of a metric ends like one that is better when lower."""
+    return name.endswith(LOWER)
+
+
+def custom_group_metrics(
+    metrics: Mapping[str, GroupMetric],
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    group_ids: np.ndarray,
+    group_names: Sequence[str],
+) -> dict[str, float]:
+    """Each metric over all examples, over each group that has any, and that of the group where it is worst.
+
+    Args:
+        metrics: by name.
+        predictions, labels, group_ids, group_names: see `hf_cgd.metrics.group_metrics`.
+
+    Returns:
+        plain floats. What is not defined or not finite is left out, with one warning; the worst group is then the
+        worst of those where it is defined.
+    """
+    ids = np.asarray(group_ids)
+    members = ids.astype(bool) if ids.ndim == 2 else ids[:, None] == np.arange(len(group_names))[None, :]
+    found: dict[str, float] = {}
+    undefined: list[str] = []
+    for name, metric in metrics.items():
+        values = {name: metric(name, predictions, labels)} if len(labels) else {}
+        for k, group in enumerate(group_names):
+            rows = members[:, k]
+            if rows.any():
+                values[f"group_{name}/{group}"] = metric(name, predictions[rows], labels[rows])
+        undefined += [key for key, value in values.items() if not np.isfinite(value)]
+        values = {key: value for key, value in values.items() if np.isfinite(value)}
+        of_groups = [value for key, value in values.items() if key != name]
+        lower = lower_is_better_by_name(name) if metric.greater_is_better is None else not metric.greater_is_better
+        if of_groups:
+            values[f"worst_group_{name}"] = max(of_groups) if lower else min(of_groups)
+        found |= values
+    if undefined:
+        warnings.warn(
+            f"These metrics are not defined or not finite on this data and are left out: {undefined}.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
+    return found
+
+
+def _called(function: Callable[..., Any], predictions: np.ndarray, labels: np.ndarray, is_evaluate: bool) -> Any:
+    if is_evaluate:
+        return function(predictions=predictions, references=labels)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return function(predictions, labels)
+    for first, second in PAIRS:
+        if first in parameters and second in parameters:
+            return function(**{first: predictions, second: labels})
+    return function(predictions, labels)

@@ -1,0 +1,203 @@
+"""Weights of examples in the training loss: of their class, of a column, and the focal loss.
+
+Of examples with losses l and weights w a mean becomes sum(w l) / sum(w). The sums run over what the objective has
+means of, in the whole optimizer step (all micro-batches, all processes): over each group, or over all examples for
+the objectives with a mean over the examples (`Objective.mean_over_examples`). Each loss is multiplied by w n / sum(w),
+with n the number of examples in that mean, so that everything behind it forms plain means.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_cgd.data.columns import column_names, read_columns, require_columns
+from hf_cgd.data.training_groups import is_stream
+from hf_cgd.distributed.communication import Communication
+from hf_cgd.objectives import Objective
+from hf_cgd.trainer.config import GroupOptions
+
+SMALLEST_ERROR = 1e-12
+"""1 - p of the focal loss is no smaller than this, where its gradient may be infinite."""
+
+
+class ExampleWeights:
+    """Weighs the losses of a run's training examples.
+
+    Args:
+        objective: tells whether it takes means over groups or over all examples.
+        num_groups: K, None without groups.
+        classes: [C] weight of each class; None for none.
+        options: tell `example_weight_column` and `focal_gamma`.
+        communication: sums over the processes.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        num_groups: int | None,
+        classes: Tensor | None,
+        options: GroupOptions,
+        communication: Communication,
+    ) -> None:
+        self._by_group = num_groups is not None and not objective.mean_over_examples
+        self._has_groups = num_groups is not None
+        self._size = num_groups if num_groups is not None and self._by_group else 1
+        self._classes, self._column, self._gamma = classes, options.example_weight_column, options.focal_gamma
+        self._communication = communication
+        self._scales: Tensor | None = None
+        self._micro_batches = 1
+
+    @property
+    def are_set(self) -> bool:
+        """Whether losses are weighed at all."""
+        return self._weighs or self._gamma is not None
+
+    @property
+    def _weighs(self) -> bool:
+        return self._classes is not None or self._column is not None
+
+    def open_step(self, labels: Sequence[Tensor], beside: Sequence[Mapping[str, Any]], key: str) -> None:
+        """Begin a step with the labels of its micro-batches and what travels beside them; a collective.
+
+        `key` is that of the group ids.
+        """
+        if not self._weighs:
+            return
+        sums = torch.zeros(2, self._size, dtype=torch.float64)
+        for part, taken in zip(labels, beside, strict=True):
+            weights = self._of(part, taken).cpu()
+            both = torch.stack([torch.ones_like(weights), weights])
+            sums.index_add_(1, self._places(taken, key, len(weights)).cpu(), both)
+        counts, totals = self._communication.sum(sums)
+        self._scales = torch.where(counts > 0, counts / totals, 0.0)
+        self._counts, self._micro_batches = counts, len(labels)
+
+    def weighing(
+        self, losses_of: Callable[[Any, Tensor], Tensor], taken: Mapping[str, Any], key: str
+    ) -> Callable[[Any, Tensor], Tensor]:
+        """A function that gives the losses of examples, and weighs them; see `weighed`."""
+        return lambda outputs, labels: self.weighed(losses_of(outputs, labels), labels, taken, key)
+
+    def weighed(self, losses: Tensor, labels: Tensor, taken: Mapping[str, Any], key: str) -> Tensor:
+        """The losses [B] of a micro-batch as the objective takes plain means of them."""
+        losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
+        if self._gamma is not None:
+            _require_classes(labels, "focal_gamma")
+            losses = (-torch.expm1(-losses)).clamp_min(SMALLEST_ERROR) ** self._gamma * losses
+        if not self._weighs:
+            return losses
+        if self._scales is None:
+            self.open_step([labels], [taken], key)
+        assert self._scales is not None
+        weights = self._of(labels, taken).cpu()
+        factors = weights * self._scales[self._places(taken, key, len(weights)).cpu()]
+        if not self._has_groups:
+            # The mean over this micro-batch follows, and those over micro-batches and processes.
+            parts = self._micro_batches * self._communication.num_processes
+            factors = factors * (len(weights) * parts / self._counts[0])
+        return losses * factors.to(losses)
+
+    def _of(self, labels: Tensor, taken: Mapping[str, Any]) -> Tensor:
+        """Weights [B] in float64."""
+        weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
+        if self._classes is not None:
+            _require_classes(labels, "class_weights")
+            weights = self._classes.to(labels.device)[labels.long().view(-1)]
+        if self._column is not None:
+            own = taken.get(self._column)
+            if own is None:
+                raise ValueError(
+                    f"example_weight_column={self._column!r}: the batch does not hold it. The collator drops it: have "
+                    "it keep columns it does not know."
+                )
+            own = torch.as_tensor(own).to(labels.device, torch.float64).view(-1)
+            _require_positive(self._column, own)
+            weights = weights * own
+        return weights
+
+    def _places(self, taken: Mapping[str, Any], key: str, size: int) -> Tensor:
+        return taken[key] if self._by_group else torch.zeros(size, dtype=torch.long)
+
+
+def class_weights_of(
+    wanted: list[float] | str | None, train_dataset: Any, label_columns: Sequence[str], num_classes: int | None
+) -> Tensor | None:
+    """Weight of each class [C], float64; None for none.
+
+    Args:
+        wanted: a number for each class, or "balanced" for N / (C n_c) of the training set.
+        train_dataset: its classes are counted for "balanced"; None where nothing is trained.
+        label_columns: where its classes may be.
+        num_classes: C, None where the model does not tell.
+
+    Raises:
+        ValueError: another number of weights than classes, or classes that cannot be counted.
+    """
+    if wanted is None:
+        return None
+    if not isinstance(wanted, str):
+        if num_classes is not None and len(wanted) != num_classes:
+            raise ValueError(
+                f"class_weights must have one number for each of the model's {num_classes} classes, in the order of "
+                f"their numbers; got {len(wanted)}."
+            )
+        return torch.tensor(wanted, dtype=torch.float64)
+    if train_dataset is None:
+        return None
+    column = None if is_stream(train_dataset) else _first_there(train_dataset, label_columns)
+    if column is None:
+        raise ValueError(
+            "class_weights='balanced' counts the classes of the training set, which needs access by index and a "
+            f"column of labels ({', '.join(label_columns)}). Give a number for each class instead."
+        )
+    labels = torch.as_tensor([int(value) for value in read_columns(train_dataset, [column])[column].values])
+    counts = torch.bincount(labels, minlength=num_classes or 0).double()
+    if bool((counts == 0).any()):
+        missing = (counts == 0).nonzero().flatten().tolist()
+        raise ValueError(
+            f"class_weights='balanced': the training set has no example of the class(es) {missing}. Give a number for "
+            "each class instead."
+        )
+    return counts.sum() / (len(counts) * counts)
+
+
+def require_weight_column(column: str | None, train_dataset: Any) -> None:
+    """Raise a ValueError unless the training set, where it can be read, has the column and it holds weights."""
+    if column is None or train_dataset is None or is_stream(train_dataset):
+        return
+    advice = "Name the column that holds each example's weight."
+    require_columns(train_dataset, [column], "example_weight_column", "training dataset", advice)
+    values = read_columns(train_dataset, [column])[column].values
+    try:
+        weights = torch.as_tensor([float(value) for value in values], dtype=torch.float64)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"example_weight_column={column!r} must hold a number for each example, got {values[0]!r}, …"
+        ) from None
+    _require_positive(column, weights)
+
+
+def _first_there(dataset: Any, columns: Sequence[str]) -> str | None:
+    there = column_names(dataset) or []
+    return next((name for name in columns if name in there), None)
+
+
+def _require_positive(column: str, weights: Tensor) -> None:
+    bad = ~(weights.isfinite() & (weights > 0))
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(
+            f"example_weight_column={column!r}: expected finite numbers > 0, got {float(weights[row])} (row {row}). "
+            "Leave examples that shall not count out of the training set."
+        )
+
+
+def _require_classes(labels: Tensor, option: str) -> None:
+    if labels.is_floating_point() or labels.dim() > 2 or labels.numel() != len(labels):
+        raise ValueError(
+            f"{option} is for problems with one class for each example: expected integer labels [B], got "
+            f"{tuple(labels.shape)} ({labels.dtype}). Weigh examples by example_weight_column, or pass "
+            "compute_loss_func."
+        )

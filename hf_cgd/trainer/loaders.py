@@ -1,0 +1,130 @@
+"""The data side of the trainer: loaders, samplers and columns that know groups, and group ids beside a batch."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+from transformers import Trainer
+
+from hf_cgd.objectives import Objective
+from hf_cgd.trainer.beside_batches import BesideBatches, without
+from hf_cgd.trainer.group_setup import GroupSetup
+
+LOADERS = ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader")
+
+
+class GroupDataTrainer(Trainer):
+    """A `Trainer` whose batches have group ids, also where a subclass builds its loaders itself."""
+
+    group_objective: Objective
+    _setup: GroupSetup
+    _own_collator: Any = None
+    """The user's collator, while `data_collator` is the one that keeps group ids."""
+    _asked_for_sampler = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._beside = BesideBatches()
+        """Group ids and example weights of the batches of the step in progress."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in LOADERS:
+            if name in cls.__dict__:
+                setattr(cls, name, _with_group_collator(cls.__dict__[name], name == LOADERS[0]))
+
+    def _read_groups(self, anew: bool = False) -> None:
+        raise NotImplementedError
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """The micro-batches of one optimizer step; group ids and weights are taken out and kept beside."""
+        self._beside.forget()
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return [self._beside.take(batch, self._setup.keys_beside) for batch in batches], num_items
+
+    def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """See `Trainer.training_step`."""
+        return super().training_step(model, self._beside.take(inputs, self._setup.keys_beside), *args, **kwargs)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        inputs, taken = without(inputs, self._setup.keys_beside)
+        prepared = super()._prepare_inputs(inputs)
+        self._beside.remember(prepared, taken or self._beside.find(inputs))
+        return prepared
+
+    def _split(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """What the model takes of a batch, and what travels beside it: still in it, or taken out before."""
+        rest, taken = without(inputs, self._setup.keys_beside)
+        return dict(rest), taken or self._beside.find(rest)
+
+    @contextmanager
+    def _keeping_ids(self, dataset: Any, is_training: bool) -> Iterator[None]:
+        """While a loader is built: `data_collator` keeps the group ids of the dataset's rows."""
+        before, outermost = self.data_collator, self._own_collator is None
+        own = self._own_collator = before if outermost else self._own_collator
+        try:
+            if is_training:
+                self._read_groups()
+                in_order = self.group_objective.needs_gradients
+                self.data_collator = self._setup.training_collator(own, in_order)
+            else:
+                self.data_collator = self._setup.evaluation_collator(own, dataset)
+            yield
+        finally:
+            self.data_collator = before
+            if outermost:
+                self._own_collator = None
+
+    def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> DataLoader:
+        """Behind `get_train_dataloader`, `get_eval_dataloader` and `get_test_dataloader`."""
+        is_training = bool(kwargs.get("is_training"))
+        with self._keeping_ids(dataset, is_training):
+            dataset = self._setup.rows_with_groups(dataset, is_training)
+            return super()._get_dataloader(dataset, *args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
+        self._asked_for_sampler = True
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        sampler = self._setup.sampler(self._train_batch_size, seed, self.args.dataloader_drop_last)
+        return super()._get_train_sampler(train_dataset) if sampler is None else sampler
+
+    def _require_that_groups_were_sampled(self) -> None:
+        """Raise a ValueError where a subclass builds the loader or the sampler itself and `group_sampling` is set."""
+        if self._setup.samples_by_group and not self._asked_for_sampler:
+            raise ValueError(
+                f"group_sampling has no effect: {type(self).__name__} decides the order of the training examples "
+                "itself (get_train_dataloader or _get_train_sampler). Leave group_sampling unset, or take the sampler "
+                "of super()._get_train_sampler(train_dataset)."
+            )
+
+    def _set_signature_columns_if_needed(self) -> None:
+        if self._signature_columns is None:
+            super()._set_signature_columns_if_needed()
+            assert self._signature_columns is not None
+            self._signature_columns += self._setup.extra_columns
+
+
+def _with_group_collator(method: Callable[..., Any], is_training: bool) -> Callable[..., Any]:
+    """A subclass's method that builds a loader, with a `data_collator` that keeps group ids while it runs."""
+
+    @wraps(method)
+    def build(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, GroupDataTrainer):
+            return method(self, *args, **kwargs)
+        dataset = self.train_dataset if is_training else _first([*args, *kwargs.values(), self.eval_dataset])
+        if isinstance(dataset, str) and isinstance(self.eval_dataset, Mapping):
+            dataset = self.eval_dataset[dataset]
+        with self._keeping_ids(dataset, is_training):
+            return method(self, *args, **kwargs)
+
+    return build
+
+
+def _first(values: list[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
