@@ -98,7 +98,7 @@ def test_failures_end_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([RECIPE, "--values", "step_size"], "Expected NAME=VALUE,VALUE, got 'step_size'"),
         ([RECIPE, "--", "label"], "options of the recipe .*got 'label'"),
         ([RECIPE, "--workers", "0"], "--workers must be at least 1"),
-        ([RECIPE, "--objectives", "magic"], "got magic"),
+        ([RECIPE, "--objectives", "magic"], "got 'magic'"),
     ],
 )
 def test_wrong_command_lines_say_so(words: list[str], message: str) -> None:
