@@ -51,6 +51,11 @@ class Table:
         names = self.class_names.get(column)
         return repr(names[value]) if names and isinstance(value, int) and 0 <= value < len(names) else repr(value)
 
+    def names(self, columns: Sequence[str], values: Sequence[Any]) -> list[str]:
+        """The same without quotation marks, for one row of several columns."""
+        found = [self.name(column, value) for column, value in zip(columns, values, strict=True)]
+        return [name[1:-1] if name[:1] in "'\"" else name for name in found]
+
 
 def problems_of(
     table: Table, label: str, groups: Sequence[str], texts: Sequence[str] = (), min_group_size: int = 2
@@ -127,20 +132,22 @@ def _missing(table: Table, column: str, role: str, is_label: bool) -> list[Probl
 
 def _not_names(table: Table, column: str, role: str) -> list[Problem]:
     """Decimal numbers and nested values cannot name a class or a group. Whole ones may be a gap's doing."""
+    problems = []
     for split, values in table.of(column):
+        has_gap = any(map(is_missing, values))
         rows = [
             row for row, value in enumerate(values)
-            if not is_missing(value) and not isinstance(value, (int, str))
-            and not (isinstance(value, float) and value.is_integer() and any(map(is_missing, values)))
+            if not isinstance(value, (int, str)) and not is_missing(value)
+            and not (has_gap and isinstance(value, float) and value.is_integer())
         ]  # fmt: skip
         if rows:
-            return [
+            problems.append(
                 Problem(
                     f"{role}: {len(rows):,} of {len(values):,} values are no integers, texts or bools, such as "
                     f"{str(values[rows[0]])[:LONG]!r} ({table.where(split, rows)}). Cut numbers into classes."
                 )
-            ]
-    return []
+            )
+    return problems
 
 
 def _ids_or_texts(table: Table, column: str, role: str) -> list[Problem]:
@@ -167,12 +174,15 @@ def _nearly_equal(table: Table, column: str, role: str) -> list[Problem]:
     keys: dict[str, str] = {}
     kinds = {type(value) for _, values in table.of(column) for value in values}
     for split, values in table.of(column):
+        # By type too: 1 and True are equal, and a reader's two things.
+        rows_of: dict[tuple[type, Any], list[int]] = defaultdict(list)
         for row, value in enumerate(values):
+            rows_of[type(value), value].append(row)
+        for (_, value), rows in rows_of.items():
             if not is_missing(value):
                 name = table.name(column, value)
-                places[name].append((split, row))
-                if name not in keys:
-                    keys[name] = _as_read(value if name == repr(value) else name[1:-1], bool(kinds & {int, float}))
+                places[name] += [(split, row) for row in rows]
+                keys[name] = _as_read(value if name == repr(value) else name[1:-1], bool(kinds & {int, float}))
     alike = defaultdict(list)
     for name in sorted(places, key=lambda name: -len(places[name])):
         alike[keys[name]].append(name)
@@ -241,12 +251,12 @@ def _not_texts(table: Table, column: str) -> list[Problem]:
 
 def _small_groups(table: Table, columns: Sequence[str], least: int) -> list[Problem]:
     train = table.splits["train"]
-    counts = Counter(
-        tuple(table.name(column, value).strip("'\"") for column, value in zip(columns, values, strict=True))
-        for values in zip(*(train[column] for column in columns), strict=True)
+    counts = {
+        values: count
+        for values, count in Counter(zip(*(train[column] for column in columns), strict=True)).items()
         if not any(map(is_missing, values))
-    )
-    told = sorted((count, group_name(columns, group)) for group, count in counts.items())
+    }
+    told = sorted((count, group_name(columns, table.names(columns, values))) for values, count in counts.items())
     problems = []
     for stops, found, text in (
         (

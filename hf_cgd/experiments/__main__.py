@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import re
 import shlex
 import signal
 import sys
@@ -164,13 +165,20 @@ def _choices(words: Sequence[str]) -> dict[str, list[Any]]:
     return choices
 
 
-def _number(value: Any) -> Any:
-    """A number where the text is one; YAML takes 1e-3 for text."""
+def _number(value: Any, as_written: bool = False) -> Any:
+    """A number where the text is one and nothing is lost by it: not 007, 1_000, 1.10 or nan.
+
+    `as_written`: 1e-3 stays a text too, so that it is passed on as it is. (YAML takes it for text.)
+    """
+    if not isinstance(value, str) or not re.fullmatch(r"-?\d*\.?\d*([eE][+-]?\d+)?", value):
+        return value
     for kind in (int, float):
         try:
-            return kind(value) if isinstance(value, str) else value
+            number = kind(value)
         except ValueError:
             continue
+        scientific = re.search("[eE]", value) and not as_written
+        return number if scientific or str(number) == value else value
     return value
 
 
@@ -187,7 +195,7 @@ def _recipe_options(words: Sequence[str]) -> dict[str, Any]:
         else:
             options[name].append(word)
     return {
-        name: True if not values else _number(values[0]) if len(values) == 1 else values
+        name: True if not values else _number(values[0], as_written=True) if len(values) == 1 else values
         for name, values in options.items()
     }
 

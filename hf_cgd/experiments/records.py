@@ -57,7 +57,7 @@ def finished_result(grid: Grid, output_dir: Path, run: Run) -> RunResult | None:
     other = [
         f"{name} {state['options'].get(name)!r} (now {now.get(name)!r})"
         for name in sorted(now.keys() | state["options"].keys())
-        if state["options"].get(name) != now.get(name)
+        if not _same(state["options"].get(name), now.get(name))
     ]
     if other or state["recipe"] != Path(grid.recipe).name:
         raise ValueError(
@@ -67,6 +67,16 @@ def finished_result(grid: Grid, output_dir: Path, run: Run) -> RunResult | None:
     if "result" not in state:
         return None
     return RunResult(run, **state["result"])
+
+
+def _same(before: Any, now: Any) -> bool:
+    """Whether an option says the same; 1e-05 of a file and "1e-5" of a command line do."""
+    if isinstance(before, (int, float)) and isinstance(now, str):
+        try:
+            return float(now) == before
+        except ValueError:
+            return False
+    return bool(before == now)
 
 
 def write_run(folder: Path, content: Mapping[str, Any]) -> None:

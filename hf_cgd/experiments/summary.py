@@ -95,10 +95,16 @@ def standing(results: Sequence[RunResult], split: str) -> str:
     runs differ), and the 95 % Wilson interval of that accuracy on so many. Before it stands a mark where runs
     predict one class for all examples. "" where the reports tell neither.
     """
-    parts = []
+    mark, worst, known = _standing(results, split)
+    return "; ".join(filter(None, (mark, f"{worst}: {known}" if known else "")))
+
+
+def _standing(results: Sequence[RunResult], split: str) -> tuple[str, str, str]:
+    """The mark, the worst group, and what is known of it; each "" where it is not to be told."""
+    mark = worst = known = ""
     collapsed = sum(result.collapsed(split) for result in results)
     if collapsed:
-        parts.append(f"{COLLAPSED} in {collapsed} of {len(results)} run{'s' * (len(results) > 1)}")
+        mark = f"{COLLAPSED} in {collapsed} of {len(results)} run{'s' * (len(results) > 1)}"
     tables = [
         {row["name"]: (row["accuracy"], row["count"]) for row in result.groups.get(split, ())
          if row.get("accuracy") is not None and row.get("count")}
@@ -110,8 +116,8 @@ def standing(results: Sequence[RunResult], split: str) -> str:
         worst = min(shared, key=means.__getitem__)
         count = min(table[worst][1] for table in tables)
         low, high = wilson_interval(round(means[worst] * count), count)
-        parts.append(f"{worst}: n = {count}, {100 * low:.1f}-{100 * high:.1f}")
-    return "; ".join(parts)
+        known = f"n = {count}, {100 * low:.1f}-{100 * high:.1f}"
+    return mark, worst, known
 
 
 def reported_split(results: Iterable[RunResult]) -> str:
@@ -122,16 +128,19 @@ def reported_split(results: Iterable[RunResult]) -> str:
 def accuracy_figure(choices: Sequence[Choice], condition: Setting, split: str = "test") -> "Figure":
     """Accuracies of the groups under each objective, of the chosen values, with their spread over the seeds.
 
-    Over each panel stands what `standing` says of it.
+    Over each panel stands what `standing` says of its worst group.
     """
     reports = {
-        "\n".join(filter(None, (choice.objective, *standing(choice.results, split).split("; ")))): [
-            _report(result, split, choice.objective) for result in choice.results
-        ]
+        _panel_title(choice, split): [_report(result, split, choice.objective) for result in choice.results]
         for choice in choices
         if choice.condition == condition and choice.results
     }
     return comparison_figure(reports, title=setting_name(condition) or None)
+
+
+def _panel_title(choice: Choice, split: str) -> str:
+    mark, _, known = _standing(choice.results, split)
+    return "\n".join(filter(None, (choice.objective, mark, known)))
 
 
 def condition_figure(choices: Sequence[Choice], metric: str, split: str = "test") -> "Figure":

@@ -12,7 +12,7 @@ from paths import RECIPES, ROOT
 
 from hf_cgd import GroupRobustConfig
 from hf_cgd.experiments import PRESETS
-from hf_cgd.experiments.__main__ import _preset, main
+from hf_cgd.experiments.__main__ import _number, _preset, main
 
 # ---- The command line -----------------------------------------------------------------------------------------------
 
@@ -59,6 +59,29 @@ def test_command_line_with_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "step_size" not in options_in(tmp_path / "more/erm/seed-0")
 
 
+def test_options_are_passed_on_as_they_were_written(tmp_path: Path) -> None:
+    odd = ["007", "1.10", "1_000", "nan", "1e-5", "inf", "-0", "00", "True", "2024-01", "5", "0.5", "-3"]
+    words = [RECIPE, "--objectives", "erm", "--seeds", "0", "--output_dir", str(tmp_path)]
+    words += ["--", *(word for number, value in enumerate(odd) for word in (f"--name_{number}", value))]
+    words += ["--names", "01", "1e2"]
+    assert main(words) == 0
+    command = (tmp_path / "erm/seed-0/log.txt").read_text().splitlines()[0].split()
+    assert [command[command.index(f"--name_{number}") + 1] for number in range(len(odd))] == odd
+    assert command[command.index("--names") + 1 :][:2] == ["01", "1e2"]
+    # The same command has nothing left to do.
+    assert main(words) == 0 and starts(tmp_path) == {"erm/seed-0": ["None"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1", 1), ("0.1", 0.1), ("1e-3", 1e-3), ("-2", -2), ("1E2", 100.0), ("007", "007"), ("1.10", "1.10"), ("nan", "nan"),
+     ("1_000", "1_000"), ("", ""), (".", "."), ("e5", "e5"), (3, 3)],
+)  # fmt: skip
+def test_what_is_a_number(text: Any, number: Any) -> None:
+    found = _number(text)
+    assert found == number and type(found) is type(number)
+
+
 def test_failures_end_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken").touch()
     words = [RECIPE, "--objectives", "erm", "--seeds", "0", "--output_dir", str(tmp_path / "runs")]
@@ -75,7 +98,7 @@ def test_failures_end_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([RECIPE, "--values", "step_size"], "Expected NAME=VALUE,VALUE, got 'step_size'"),
         ([RECIPE, "--", "label"], "options of the recipe .*got 'label'"),
         ([RECIPE, "--workers", "0"], "--workers must be at least 1"),
-        ([RECIPE, "--objectives", "magic"], "got magic"),
+        ([RECIPE, "--objectives", "magic"], "got 'magic'"),
     ],
 )
 def test_wrong_command_lines_say_so(words: list[str], message: str) -> None:

@@ -60,7 +60,7 @@ def test_folders_tell_what_the_run_is() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"objectives": ("cdg",)}, "objectives among erm, .*got cdg"),
+        ({"objectives": ("cdg",)}, "objective must be one of 'erm', .*got 'cdg'"),
         ({"objectives": ("erm", "erm")}, "objectives: expected a list of one or more different values"),
         ({"seeds": ()}, "seeds: expected a list"),
         ({"values": {"step_size": "0.1"}}, "step_size: expected a list .*'0.1'"),

@@ -95,7 +95,7 @@ def test_pictures_mark_a_collapse() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["cgd (ONE CLASS at 50)"]
     titles = [accuracy_figure(choices, condition).axes[0].get_title() for condition in grid.all_conditions()]
     assert ["ONE CLASS in 1 of 1 run" in title for title in titles] == [False, True]
-    assert all("b: n = 20" in title for title in titles)
+    assert all("n = 20, 21.9-61.3" in title for title in titles)  # Wilson, 8 of 20
 
 
 def test_latex() -> None:

@@ -46,7 +46,12 @@ def test_help_shows_options_and_the_recipe_s_defaults(name: str, recipe: Recipe,
         recipe(name, "--help")
     shown = " ".join(capsys.readouterr().out.split())
     assert end.value.code == 0
-    assert "--objective {erm,erm_uw,group_dro,cgd" in shown and "--step_size" in shown and "--model" in shown
+    assert (
+        "--objective OBJECTIVE What is minimised" in shown
+        and "erm, erm_uw, group_dro, cgd" in shown
+        and "--step_size" in shown
+        and "--model" in shown
+    )
     assert "(default: worst_group_accuracy)" in shown
 
 
