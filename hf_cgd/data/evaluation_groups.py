@@ -108,7 +108,7 @@ class EvaluationGroups:
         return groups.encode_columns(read) if all(name in read for name in self.columns) else None
 
     def _read(self, dataset: Any, read: Mapping[str, Column] | None) -> GroupInfo | None:
-        names = self._names_of(dataset) or []
+        names = list(read) if read else self._names_of(dataset) or []
         if self.overlapping:
             _require_zeros_and_ones(dataset, [name for name in self.columns if name in names], read)
             return self._known

@@ -100,11 +100,14 @@ class RowOrder:
         size = len(possible)
         found = np.asarray(possible.any(axis=1))
         if found.all():
-            first: np.ndarray = possible.argmax(axis=1)
             doubtful = [j for j in range(size) if len(np.unique(ids[possible[j]], axis=0)) > 1]
+            is_complete = bool(compared) and self._inputs_of(batch, size) <= compared
+            if is_complete:
+                in_order = size == len(rows) and bool(possible.diagonal().all())
+                self._confirmed = self._confirmed + (size > 2) if in_order else -np.inf
             if not doubtful:
-                return np.asarray(ids[first])
-            if compared and self._inputs_of(batch, size) <= compared:
+                return np.asarray(ids[possible.argmax(axis=1)])
+            if is_complete:
                 # Rows that are alike in all that the model sees: which of them is which makes no difference.
                 return ids[_in_turn(possible)]
         keeps_order = size == len(rows) and bool(possible.diagonal().all())
@@ -231,10 +234,8 @@ def _agreement(own: Sequence[Any], labels: Any) -> np.ndarray | None:
         return None
     if whole.shape[1] > 1 and all(v is None or v.size == 1 for v in values):
         whole = whole.argmax(axis=1)[:, None]
-    if any(v is not None and v.size != whole.shape[1] for v in values):
-        return None
-    same = _alike(whole, values)
-    return same if same.any(axis=1).all() else None
+    same = None if any(v is not None and v.size != whole.shape[1] for v in values) else _alike(whole, values)
+    return same if same is not None and same.any(axis=1).all() else None
 
 
 def _alike(whole: np.ndarray, values: Sequence[np.ndarray | None]) -> np.ndarray:

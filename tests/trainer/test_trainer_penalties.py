@@ -306,7 +306,7 @@ def test_an_objective_set_between_runs_gets_its_counts(trainer: Build) -> None:
         (dict(num_labels=3, problem_type="multi_label_classification"), [[0.0, 1, 1]] * 16,
          r"problem_type 'multi_label_classification' and 3 output"),
         (dict(num_labels=3), [[0.0, 1, 1]] * 16, r"one integer >= 0 per example in column 'labels', got \[0.0"),
-        (dict(num_labels=2), [0.0, 1.0] * 8, r"one integer >= 0 per example in column 'labels', got 0.0"),
+        (dict(num_labels=2), [0.0, 1.0] * 8, r"expected a class in 0..1, got 0.0"),
     ],
 )  # fmt: skip
 def test_pgi_is_refused_but_for_classes_before_the_first_step(
