@@ -226,7 +226,7 @@ class GroupForward:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
                 f"compute_loss_func must return one loss per example, shape ({len(labels)},), so that group means can "
-                f"be formed; got {shape}. Leave the mean out (reduction='none')."
+                f"be formed; got {shape}. Leave the mean out (reduction='none'), or set class_weights."
             )
         return losses
 

@@ -62,7 +62,9 @@ def test_column_survives_the_default_arguments_and_stays_out_of_the_model(traine
     assert run.args.remove_unused_columns
     training = next(iter(run.get_train_dataloader()))
     assert training["group"].dtype == torch.int64 and training["group"].shape == (4,)
-    assert all({"text", "group"}.isdisjoint(batch) for batch in spy.batches)
+    # Group ids travel beside the batch: a compute_loss of one's own does not see them.
+    assert spy.batches and all({"text", "group"}.isdisjoint(batch) for batch in spy.batches)
+    assert run.robust_loss.updates == run.state.global_step
     assert all("group" not in names for names in spy.forwarded)
     assert all(torch.isfinite(torch.tensor(entry["loss"])) for entry in run.state.log_history if "loss" in entry)
 
@@ -149,6 +151,7 @@ def test_crossed_columns_with_the_label_among_them(trainer: Build) -> None:
     assert {k.partition("/")[2]: v for k, v in metrics.items() if "group_count/" in k} == counts
     assert all({"place", "group_ids"}.isdisjoint(names) for names in spy.forwarded)
     assert next(iter(run.get_train_dataloader()))["group_ids"].shape == (4,)
+    assert all("group_ids" not in batch for batch in spy.batches)
 
 
 def test_the_label_itself_as_group(trainer: Build) -> None:
