@@ -34,12 +34,14 @@ def require_independent_examples(losses: Tensor, calls: Sequence[LayerCall], cut
                 starts.append(edge)  # type: ignore[arg-type]
                 # Not constant, since norms have no gradient in that direction.
                 waves = torch.arange(tensor[0].numel(), device=tensor.device, dtype=torch.float32).sin().add(0.1)
-                rows = probed.to(tensor).view([-1] + [1] * (tensor.ndim - 1))
-                seeds.append(rows * (SEED * waves).to(tensor.dtype).view(tensor[0].shape))
+                chosen = probed.to(tensor).view([-1] + [1] * (tensor.ndim - 1))
+                seeds.append(chosen * (SEED * waves).to(tensor.dtype).view(tensor[0].shape))
     ends = [edge for call in calls for edge in call.outputs]
     ends += [] if cut is None else [cut.tensor]  # type: ignore[list-item]
     found = torch.autograd.grad(starts, ends, seeds, retain_graph=True, allow_unused=True)
     others = probed == 0
-    touched = [part[others].any() for part in found if part is not None and part.ndim and len(part) == batch]
+    rows = [part[others] for part in found if part is not None and part.ndim and len(part) == batch]
+    # What is not finite tells nothing: zero times infinity is not a number in the rows of others either.
+    touched = [(part.isfinite() & (part != 0)).any() for part in rows]
     if touched and bool(torch.stack(touched).any()):
         raise NotExactError("examples of a batch influence one another, so that a row is not one example's alone")

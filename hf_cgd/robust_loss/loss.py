@@ -193,7 +193,7 @@ class GroupRobustLoss:
         Raises:
             ValueError: no loss or group for each example, or something that the objective reads is missing.
         """
-        require_losses_and_ids(losses, group_ids, len(self.groups))
+        require_losses_and_ids(losses, group_ids, len(self.groups), self._arithmetic)
         given = self._read_by_objective({"logits": logits, "labels": labels, "features": features})
         if self._announced is not None:
             raise RuntimeError("The engine gives the group gradients in backward(): call after_backward() behind it.")

@@ -39,12 +39,12 @@ def require_that_all_fit(
     _require_large_enough_groups(objective, groups)
 
 
-def require_losses_and_ids(losses: Tensor, group_ids: Tensor, num_groups: int) -> None:
+def require_losses_and_ids(losses: Tensor, group_ids: Tensor, num_groups: int, arithmetic: Arithmetic) -> None:
     """Raise a ValueError unless there is one loss and one group number in [0, K) for each example of a batch.
 
     The number of an example that does not count is `UNCOUNTED` (-100).
 
-    The numbers are looked at where that takes no wait for a device.
+    The numbers are looked at where values may be, and where that takes no wait for a device.
     """
     if not isinstance(losses, Tensor) or losses.ndim != 1 or not losses.is_floating_point():
         raise ValueError(
@@ -59,7 +59,7 @@ def require_losses_and_ids(losses: Tensor, group_ids: Tensor, num_groups: int) -
         )
     if len(losses) != len(group_ids):
         raise ValueError(f"Expected one group for each of the {len(losses)} losses, got {len(group_ids)} groups.")
-    if group_ids.device.type == "cpu" and len(group_ids):
+    if arithmetic.reads_values and group_ids.device.type == "cpu" and len(group_ids):
         numbers = group_ids[group_ids != UNCOUNTED]
         lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
         if lowest < 0 or highest >= num_groups:

@@ -165,6 +165,9 @@ class EvaluatingTrainer(Trainer):
         of_a_subclass = type(self).evaluate is not Trainer.evaluate or getattr(self.args, "group_metrics", None)
         if wanted is None or not evaluates or of_a_subclass or self.compute_metrics.user_metrics is not None:
             return
+        # Between the trials of a search there is no model; it was looked at when the trainer was built.
+        if self.model is None:
+            return
         sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
         problem = declared_problem_type(self._network)
         if problem is None and num_outputs_of(self._network) == 1 and not self._may_be_binary:

@@ -64,11 +64,11 @@ def best_so_far(name: str, metrics: Mapping[str, float], log_history: Sequence[M
         log_history: the trial's log so far.
 
     Raises:
-        ValueError: there is no such metric.
+        ValueError: there is no such metric, or it was never defined.
     """
-    if name not in metrics:
-        raise ValueError(f"Expected the metric {name!r} to compare trials by, got {sorted(metrics)}.")
-    values = [metrics[name], *(entry[name] for entry in log_history if name in entry)]
+    values = [entry[name] for entry in (metrics, *log_history) if name in entry]
     # What is not defined is no best value, wherever it stands among the others.
-    values = [value for value in values if not math.isnan(value)] or values
+    values = [value for value in values if not math.isnan(value)]
+    if not values:
+        raise ValueError(f"Expected the metric {name!r} to compare trials by, got {sorted(metrics)}.")
     return min(values) if lower_is_better(name) else max(values)

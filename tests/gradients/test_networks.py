@@ -6,10 +6,10 @@ import sys
 import pytest
 from paths import BENCHMARKS
 
-sys.path.insert(0, str(BENCHMARKS))
+# Behind the tests' own helpers, which have a module `networks` as well.
+sys.path.append(str(BENCHMARKS))
 import networks_of as catalogue
 
-# Under a name of its own: the tests' helpers have a module `networks` as well.
 _spec = importlib.util.spec_from_file_location("sweep_over_networks", BENCHMARKS / "networks.py")
 assert _spec is not None and _spec.loader is not None
 sweep = importlib.util.module_from_spec(_spec)

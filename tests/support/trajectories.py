@@ -200,7 +200,7 @@ PLAIN: dict[str, Record] = {
     "mixed small budget": {"network": "mixed", "engine": "small_budget", "layers": "all"},
     **{
         f"gpt2 {name}": {"network": "gpt2", "engine": name, "layers": layers}
-        for name, layers in {"single_pass": [r"\.h\.", "score"], "sketch": 3, "hooks": 3, "auto": 3}.items()
+        for name, layers in {"single_pass": [r"\.h\.", "ln_f", "score"], "sketch": 3, "hooks": 3, "auto": 3}.items()
     },
     **{
         f"{network} static {name}": {"network": network, "engine": name, "layers": layers, "static": True}
