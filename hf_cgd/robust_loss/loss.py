@@ -120,6 +120,11 @@ class GroupRobustLoss:
         return self._engine
 
     @property
+    def reads_values(self) -> bool:
+        """Whether a step may look at values (see `arithmetic`)."""
+        return self._arithmetic.reads_values
+
+    @property
     def alpha(self) -> Tensor | None:
         """Group weights [K] in float64 on the CPU (see `arithmetic`); None for an objective without weights."""
         return self._state.alpha

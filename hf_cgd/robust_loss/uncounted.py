@@ -46,4 +46,6 @@ def silence_uncounted(losses: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor
 def with_stand_ins(group_ids: Tensor) -> Tensor:
     """Ids [B] with that of the first counted example in the place of `UNCOUNTED`; no shape depends on a value."""
     rows = counted(group_ids)
-    return torch.where(rows, group_ids, group_ids[rows.to(torch.uint8).argmax()]) if len(rows) else group_ids
+    if not len(rows):
+        return group_ids
+    return torch.where(rows, group_ids, group_ids.index_select(0, rows.to(torch.uint8).argmax().view(1)))

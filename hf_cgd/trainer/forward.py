@@ -189,7 +189,7 @@ class GroupForward:
         read: dict[str, Tensor] = {}
         if self._objective.reads:
             outputs, read = self._what_is_read(outputs, labels, group_ids)
-            if bool((group_ids == UNCOUNTED).any()):
+            if robust_loss.reads_values and bool((group_ids == UNCOUNTED).any()):
                 # What is left out has to be so before the losses are formed of it.
                 rows = group_ids != UNCOUNTED
                 read = {name: part[rows.to(part.device)] for name, part in read.items()}
