@@ -60,13 +60,9 @@ from hf_cgd.gradients import (
     PerGroupEngine,
     SinglePassEngine,
     SketchEngine,
+    StaticShapesEngine,
     TensorHookEngine,
 )
-
-try:
-    from hf_cgd.gradients import OneHotEngine as StaticEngine
-except ImportError:  # its name after the rebuild
-    from hf_cgd.gradients import StaticShapesEngine as StaticEngine
 
 Record = dict[str, Any]
 RECORDED = Path(__file__).parents[1] / "data" / "trajectories.json"
@@ -477,7 +473,7 @@ ENGINES: dict[str, Callable[[nn.Module, list[nn.Parameter]], Any]] = {
     "hooks": TensorHookEngine,
     "sketched_hooks": lambda model, scope: TensorHookEngine(model, scope, sketch=True),
     "auto": AutoEngine,
-    "static": StaticEngine,
+    "static": StaticShapesEngine,
     "static_auto": lambda model, scope: AutoEngine(model, scope, static=True),
 }
 MAKE_UPS = [[0, 0, 0, 0, 0, 1, 1, 2], [0, 1, 0, 2, 0, 0, 1, 0], [0, 1, 0, 0, 1, 0, 1, 0], [0] * 8,
