@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.arithmetic import Arithmetic
-from hf_cgd.data.groups import UNCOUNTED, GroupInfo
+from hf_cgd.data.groups import GroupInfo
 from hf_cgd.gradients import GradientEngine
 from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.uncounted import counted
 
 
 def require_that_all_fit(
@@ -60,7 +61,7 @@ def require_losses_and_ids(losses: Tensor, group_ids: Tensor, num_groups: int, a
     if len(losses) != len(group_ids):
         raise ValueError(f"Expected one group for each of the {len(losses)} losses, got {len(group_ids)} groups.")
     if arithmetic.reads_values and group_ids.device.type == "cpu" and len(group_ids):
-        numbers = group_ids[group_ids != UNCOUNTED]
+        numbers = group_ids[counted(group_ids)]
         lowest, highest = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, 0)
         if lowest < 0 or highest >= num_groups:
             raise ValueError(

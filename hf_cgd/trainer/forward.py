@@ -33,6 +33,7 @@ from hf_cgd.models.own_loss import LossComparison, compare_losses
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.robust_loss.uncounted import counted
 from hf_cgd.trainer.config import options_of
 
 EXAMINED = ("NO", "MULTI_GPU", "MULTI_CPU")
@@ -189,9 +190,9 @@ class GroupForward:
         read: dict[str, Tensor] = {}
         if self._objective.reads:
             outputs, read = self._what_is_read(outputs, labels, group_ids)
-            if robust_loss.reads_values and bool((group_ids == UNCOUNTED).any()):
+            rows = counted(group_ids)
+            if robust_loss.reads_values and not bool(rows.all()):
                 # What is left out has to be so before the losses are formed of it.
-                rows = group_ids != UNCOUNTED
                 read = {name: part[rows.to(part.device)] for name, part in read.items()}
                 outputs, labels, group_ids = with_logits(outputs, read["logits"]), read["labels"], group_ids[rows]
         loss = robust_loss(losses_of(outputs, labels), group_ids, **read)
