@@ -193,6 +193,23 @@ def test_other_objectives_say_once_that_they_replace_it(trainer: Build, objectiv
     assert metrics["eval_loss"] == pytest.approx(oracle(model, data)[1].mean().item(), rel=1e-5)
 
 
+def test_a_loss_that_cannot_be_looked_at_is_said_to_be_replaced(
+    trainer: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under FSDP, DeepSpeed and XLA no batch can be run without the wrappers."""
+    monkeypatch.setattr("hf_cgd.trainer.trainer.EXAMINED", ())
+    data = rows(16)
+    run = trainer({"objective": "group_dro"}, model=Weighted(), train_dataset=data, eval_dataset=data)
+    with pytest.warns(
+        GroupRobustWarning, match="If Weighted has a loss of its own .* no effect.*compute_loss_func"
+    ) as seen:
+        run.train()
+        run.evaluate()
+    assert len([entry for entry in seen if "a loss of its own" in str(entry.message)]) == 1
+    # The loss of a class of transformers' own is known. Warnings are errors here.
+    trainer({"objective": "group_dro"}).train()
+
+
 def test_the_comparison_leaves_no_trace(trainer: Build) -> None:
     class Norm(Plain):
         def __init__(self) -> None:
