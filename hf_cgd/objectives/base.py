@@ -61,7 +61,8 @@ class GroupStatistics:
             `statistics` name it.
         group_names: K names, for messages.
         self_products: [K] of `hf_cgd.functional.merge_halves`; None unless named.
-        arithmetic: see `GroupBatch`. A `DeviceArithmetic` has all in float32.
+        arithmetic: see `GroupBatch`; it tells the type and the place of all this.
+        everyone: whether all groups are known to have examples in this step, so that no mask is needed.
     """
 
     losses: Tensor
@@ -71,6 +72,7 @@ class GroupStatistics:
     group_names: Sequence[str] = ()
     self_products: Tensor | None = None
     arithmetic: Arithmetic = HOST
+    everyone: bool = False
 
     @property
     def present(self) -> Tensor:

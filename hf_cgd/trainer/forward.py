@@ -33,7 +33,7 @@ from hf_cgd.models.own_loss import LossComparison, compare_losses
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
-from hf_cgd.robust_loss.uncounted import counted
+from hf_cgd.robust_loss.uncounted import chosen_rows, rows_that_count
 from hf_cgd.trainer.config import options_of
 
 EXAMINED = ("NO", "MULTI_GPU", "MULTI_CPU")
@@ -190,11 +190,12 @@ class GroupForward:
         read: dict[str, Tensor] = {}
         if self._objective.reads:
             outputs, read = self._what_is_read(outputs, labels, group_ids)
-            rows = counted(group_ids)
-            if robust_loss.reads_values and not bool(rows.all()):
+            rows = rows_that_count(group_ids.cpu()) if robust_loss.knows_groups else None
+            if rows is not None:
                 # What is left out has to be so before the losses are formed of it.
-                read = {name: part[rows.to(part.device)] for name, part in read.items()}
-                outputs, labels, group_ids = with_logits(outputs, read["logits"]), read["labels"], group_ids[rows]
+                read = {name: chosen_rows(part, rows) for name, part in read.items()}
+                outputs, labels = with_logits(outputs, read["logits"]), read["labels"]
+                group_ids = chosen_rows(group_ids, rows)
         loss = robust_loss(losses_of(outputs, labels), group_ids, **read)
         return loss, with_loss(outputs, loss)
 

@@ -25,6 +25,10 @@ AFFINE_NODES = PLAIN_NODES | {
 """A product with a matrix, and a sum; nothing that scales, masks or bends."""
 
 
+SMALL_WORK = 2**19
+"""Products up to which all groups' gradients are formed at once."""
+
+
 class LinearRule(LayerRule):
     """For any module that computes x W^T + b with its parameters `weight` [out, in] and `bias`."""
 
@@ -150,6 +154,8 @@ class LinearRule(LayerRule):
     def _add(
         self, call: LayerCall, gradient: Tensor, order: GroupOrder, targets: dict[str, Tensor], write_over: bool
     ) -> None:
+        if self._add_at_once(call, gradient, order, targets, write_over):
+            return
         gradient_parts = order.split(gradient)
         if "weight" in targets:
             weight: Any = call.module.weight
@@ -168,6 +174,27 @@ class LinearRule(LayerRule):
         if "bias" in targets:
             for target, part in zip(targets["bias"], gradient_parts, strict=True):
                 target += part.flatten(0, -2).sum(dim=0, dtype=target.dtype)
+
+
+    def _add_at_once(
+        self, call: LayerCall, gradient: Tensor, order: GroupOrder, targets: dict[str, Tensor], write_over: bool
+    ) -> bool:
+        """The same for all groups in one product over the whole batch, where that is so small that calls count."""
+        inputs = call.inputs
+        work = len(order.bounds) * gradient.numel() * inputs.shape[-1]
+        dtype = next(iter(targets.values())).dtype
+        if work > SMALL_WORK or len(order.bounds) < 2 or gradient.dtype != dtype or inputs.dtype != dtype:
+            return False
+        members = order.members.view(*order.members.shape, *[1] * (gradient.ndim - 1))
+        by_group = torch.where(members, order.sorted(gradient), 0.0).flatten(1, -2)
+        if "weight" in targets:
+            whole = order.sorted(inputs).reshape(by_group.shape[1], -1)
+            rows, columns = self._by_dimension(by_group, whole)
+            products = (rows.transpose(-1, -2) @ columns).flatten(1)
+            targets["weight"].copy_(products) if write_over else targets["weight"].add_(products)
+        if "bias" in targets:
+            targets["bias"] += by_group.sum(dim=1)
+        return True
 
 
 class TransposedLinearRule(LinearRule):
