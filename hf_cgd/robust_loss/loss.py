@@ -94,7 +94,6 @@ class GroupRobustLoss:
         self._class_counts: Tensor | None = None
         if groups.class_counts is not None:
             self._class_counts = torch.tensor(groups.class_counts).to(self._arithmetic.device)
-        self._true = torch.tensor(True)
         self._announced: tuple[Tensor, BatchGroups] | None = None
         """Losses and groups whose gradients come in the backward pass."""
         self._window = StepWindow(
@@ -324,11 +323,11 @@ class GroupRobustLoss:
         estimate = self._estimator.estimate(self._window, scale)
         looks = self._arithmetic.reads_values
         bad = None if looks and estimate.is_finite() else estimate.not_finite()
-        moves = self._true if bad is None else ~bad.any()
-        if self._arithmetic.read(moves, otherwise=True):
+        moves: Tensor | bool = bad is None or ~bad.any()
+        if moves is True or self._arithmetic.read(moves, otherwise=True):
             self._before_update = None if self._loss_scale is None else state.copy()
             statistics = GroupStatistics(
-                self._estimator.accept(estimate, None if looks else moves),
+                self._estimator.accept(estimate, None if looks else torch.as_tensor(moves)),
                 self._window.counts,
                 self._group_counts,
                 estimate.gram,
@@ -340,10 +339,14 @@ class GroupRobustLoss:
             weights = self.objective.next_weights(state.alpha, statistics)
             if looks:
                 require_weights(weights, len(self.groups), self.objective, "next_weights")
-            moves = moves & weights.isfinite().all()
+            finite = weights.isfinite().all()
+            moves = bool(finite) if looks else moves & finite
             if estimate.gram is not None and state.interactions is not None:
                 state.interactions.observe(estimate.gram, statistics.present & moves)
-            state.alpha = torch.where(moves, weights, state.alpha)
+            if isinstance(moves, Tensor):
+                state.alpha = torch.where(moves, weights, state.alpha)
+            elif moves:
+                state.alpha = weights
         else:
             self._before_update = None
         state.updates += 1

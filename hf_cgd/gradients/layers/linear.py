@@ -185,15 +185,19 @@ class LinearRule(LayerRule):
         dtype = next(iter(targets.values())).dtype
         if work > SMALL_WORK or len(order.bounds) < 2 or gradient.dtype != dtype or inputs.dtype != dtype:
             return False
-        members = order.members.view(*order.members.shape, *[1] * (gradient.ndim - 1))
-        by_group = torch.where(members, order.sorted(gradient), 0.0).flatten(1, -2)
+        left, right = order.sorted(gradient).flatten(0, -2), order.sorted(inputs).flatten(0, -2)
+        members = order.members
+        if len(left) > members.shape[1]:
+            members = members.repeat_interleave(len(left) // members.shape[1], dim=1)
+        members, zero = members[:, None], left.new_zeros(())
         if "weight" in targets:
-            whole = order.sorted(inputs).reshape(by_group.shape[1], -1)
-            rows, columns = self._by_dimension(by_group, whole)
-            products = (rows.transpose(-1, -2) @ columns).flatten(1)
+            rows, columns = self._by_dimension(left, right)
+            # The others' rows become zero, not their products: what is not finite stays in its own group.
+            products = torch.where(members, rows.T, zero).reshape(-1, len(rows)) @ columns
+            products = products.view(len(members), -1)
             targets["weight"].copy_(products) if write_over else targets["weight"].add_(products)
         if "bias" in targets:
-            targets["bias"] += by_group.sum(dim=1)
+            targets["bias"] += torch.where(members, left.T, zero).sum(dim=2)
         return True
 
 
