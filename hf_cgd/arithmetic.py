@@ -5,8 +5,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-WITHOUT_FLOAT64 = ("mps",)
-"""Kinds of devices that have no float64."""
+WITHOUT_FLOAT64 = ("mps", "xla")
+"""Kinds of devices that have no float64, or only a slow one."""
+
+
+def statistics_type(device: torch.device) -> torch.dtype:
+    """The type that statistics have on a device: float64 where it has that."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def is_on_host(tensor: Tensor) -> bool:
@@ -102,7 +107,7 @@ class DeviceArithmetic(Arithmetic):
     def __init__(self, device: torch.device, fixed_shapes: bool = True) -> None:
         self.device = device
         self.fixed_shapes = fixed_shapes
-        self.dtype = torch.float32 if fixed_shapes or device.type in WITHOUT_FLOAT64 else torch.float64
+        self.dtype = torch.float32 if fixed_shapes else statistics_type(device)
 
     def places(self, wanted: Tensor) -> Tensor:
         """All of them."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hf_cgd.arithmetic import WITHOUT_FLOAT64
+from hf_cgd.arithmetic import statistics_type
 
 GRAM_COLUMNS = 1024
 GRAM_ROWS = 12
@@ -42,7 +42,7 @@ def gram_on_device(rows: Tensor) -> Tensor:
     if rows.device.type == "xla":
         tiles, rest = _tiles(rows)
         return torch.bmm(tiles, tiles.transpose(1, 2)).sum(dim=0) + rest @ rest.T
-    return _by_tiles(rows, rows.dtype if rows.device.type in WITHOUT_FLOAT64 else torch.float64)
+    return _by_tiles(rows, statistics_type(rows.device))
 
 
 def _tiles(rows: Tensor) -> tuple[Tensor, Tensor]:

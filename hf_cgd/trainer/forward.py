@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from hf_cgd.data.groups import UNCOUNTED
 from hf_cgd.models.example_losses import (
     CLASSIFICATION,
     example_losses,
     infer_problem_type,
-    is_labelled,
     mean_of_labelled,
     predictions_of,
 )
@@ -269,28 +267,6 @@ def labels_in(inputs: Mapping[str, Any], name: str) -> Tensor:
             "'label'), or set label_names."
         )
     return inputs[name]
-
-
-def ids_of_labelled(group_ids: Tensor, labels: Any, network: nn.Module) -> Tensor:
-    """Group ids [B] of a batch, `UNCOUNTED` for an example of class -100, which counts in no mean.
-
-    Raises:
-        ValueError: targets that are NaN or infinite, which would spoil all parameters.
-    """
-    if not isinstance(labels, Tensor) or len(labels) != len(group_ids):
-        return group_ids
-    if labels.is_floating_point():
-        bad = (~labels.isfinite()).flatten(1).any(dim=1) if labels.ndim > 1 else ~labels.isfinite()
-        if labels.device.type == "cpu" and bool(bad.any()):
-            row = int(bad.nonzero()[0])
-            raise ValueError(
-                f"Expected finite targets, got {labels[row].tolist()} in row {row} of a batch. Leave such rows out of "
-                "the training set."
-            )
-        return group_ids
-    if not may_have_classes(network):
-        return group_ids
-    return group_ids.masked_fill(~is_labelled(labels).to(group_ids.device), UNCOUNTED)
 
 
 def may_have_classes(network: nn.Module) -> bool:

@@ -122,9 +122,7 @@ class PerGroupCutEngine(FastEngine):
             self._seen, self._cut = True, Cut.of((arguments, keywords))
 
 
-def _gradients(
-    losses: Tensor, sources: Sequence[Tensor], weights: Tensor, keep_graph: bool
-) -> list[Tensor | None]:
+def _gradients(losses: Tensor, sources: Sequence[Tensor], weights: Tensor, keep_graph: bool) -> list[Tensor | None]:
     """Gradients with respect to the sources, None for those that are frozen or not reached."""
     places = [place for place, source in enumerate(sources) if source.requires_grad]
     gradients: list[Tensor | None] = [None] * len(sources)

@@ -96,9 +96,7 @@ class GroupOrder:
     first: Tensor
 
     @classmethod
-    def by_group(
-        cls, group_ids: Tensor, groups: Sequence[int], device: torch.device | None = None
-    ) -> "GroupOrder":
+    def by_group(cls, group_ids: Tensor, groups: Sequence[int], device: torch.device | None = None) -> "GroupOrder":
         """Sort by the ids [B]. `groups` are all that are present, in ascending order.
 
         `device` is that of the examples; None for that of the ids, which are best on the host.

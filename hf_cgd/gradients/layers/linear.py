@@ -175,7 +175,6 @@ class LinearRule(LayerRule):
             for target, part in zip(targets["bias"], gradient_parts, strict=True):
                 target += part.flatten(0, -2).sum(dim=0, dtype=target.dtype)
 
-
     def _add_at_once(
         self, call: LayerCall, gradient: Tensor, order: GroupOrder, targets: dict[str, Tensor], write_over: bool
     ) -> bool:
