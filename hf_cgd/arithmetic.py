@@ -99,7 +99,7 @@ class DeviceArithmetic(Arithmetic):
     Args:
         device: where the statistics are.
         fixed_shapes: whether no shape may depend on who is in the batch, for devices that compile a step once (XLA):
-            one graph then serves every batch. The type is float32 there, and float64 elsewhere where the device has it.
+            one graph then serves every batch. The type is float32 there; elsewhere float64 where the device has it.
     """
 
     reads_values = False

@@ -26,7 +26,7 @@ def gram_matrix(rows: Tensor) -> Tensor:
     """
     gram = _by_tiles(rows, torch.float64).cpu()
     squares = gram.diagonal().numpy(force=True)
-    if LEAST_SQUARE < squares.min() and squares.max() < GREATEST_SQUARE:
+    if squares.min() > LEAST_SQUARE and squares.max() < GREATEST_SQUARE:
         return gram
     largest = torch.linalg.vector_norm(rows, ord=float("inf"), dim=1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1.0)

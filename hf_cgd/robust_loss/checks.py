@@ -42,6 +42,7 @@ class UpdateChecks(ABC):
             overflow: whether a gradient that is not finite is how a `GradScaler` finds its scale, and no trouble.
         """
 
+    @abstractmethod
     def take_back(self) -> None:
         """The update that was noted last is taken back, and counted so elsewhere."""
 
@@ -70,6 +71,9 @@ class ImmediateChecks(UpdateChecks):
         else:
             self._nonfinite.report(f"In optimizer step {step}", bad)
 
+    def take_back(self) -> None:
+        """Only an update that moved the weights is taken back, and of those nothing is counted here."""
+
     def read(self, state: LossState, refuse_negative: bool) -> None:
         """Nothing is left to look at."""
 
@@ -89,6 +93,14 @@ class LateChecks(UpdateChecks):
         """The weights after each of the last updates; of one length at all times, so that a reading is the same graph
         after any number of steps."""
         self._forget()
+
+    def _forget(self) -> None:
+        self._skipped: Tensor = self._zeros(1)
+        self._troubled: Tensor = self._zeros(1)
+        self._bad: Tensor = self._zeros(len(self._names))
+        self._lowest: Tensor = self._zeros(len(self._names))
+        self._before = (self._skipped, self._troubled, self._bad)
+        self._noted = 0
 
     def note(
         self, state: LossState, moved: Tensor | bool, bad: Tensor | None, losses: Tensor, overflow: Tensor | bool
@@ -124,12 +136,6 @@ class LateChecks(UpdateChecks):
         first = state.updates - len(weights) + 1
         for place, alpha in enumerate(weights):
             self._weights.observe(alpha, first + place)
-
-    def _forget(self) -> None:
-        self._skipped, self._troubled = self._zeros(1), self._zeros(1)
-        self._bad, self._lowest = self._zeros(len(self._names)), self._zeros(len(self._names))
-        self._before = (self._skipped, self._troubled, self._bad)
-        self._noted = 0
 
 
 def build_checks(groups: GroupInfo, nonfinite: NonFinite, arithmetic: Arithmetic) -> UpdateChecks:

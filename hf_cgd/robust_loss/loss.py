@@ -299,7 +299,8 @@ class GroupRobustLoss:
         alpha = None if self.alpha is None else moved(self.alpha, losses.device)
         group_ids = moved(group_ids, losses.device)
         if self.objective.reads:
-            given |= {"communication": self._communication, "step": self.steps}
+            present = self._window.present if self.knows_groups else None
+            given |= {"communication": self._communication, "step": self.steps, "present": present}
         if "class_counts" in self.objective.reads:
             assert self._class_counts is not None
             given["class_counts"] = moved(self._class_counts, losses.device)
@@ -323,8 +324,8 @@ class GroupRobustLoss:
         estimate = self._estimator.estimate(self._window, scale)
         looks = self._arithmetic.reads_values
         bad = None if looks and estimate.is_finite() else estimate.not_finite()
-        moves: Tensor | bool = bad is None or ~bad.any()
-        if moves is True or self._arithmetic.read(moves, otherwise=True):
+        moves: Tensor | bool = True if bad is None else ~bad.any()
+        if isinstance(moves, bool) or self._arithmetic.read(moves, otherwise=True):
             self._before_update = None if self._loss_scale is None else state.copy()
             statistics = GroupStatistics(
                 self._estimator.accept(estimate, None if looks else torch.as_tensor(moves)),

@@ -66,7 +66,7 @@ class HostIds:
         return on_host
 
     def require_same(self) -> None:
-        """Raise a ValueError if a batch since the last call had other ids than its copy on the host; reads a device."""
+        """Raise a ValueError if a batch since the last call had other ids than its copy on the host; a wait."""
         differ, self._differ = self._differ, None
         if differ is not None and bool(differ):
             raise ValueError(

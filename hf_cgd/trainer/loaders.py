@@ -77,6 +77,7 @@ class GroupDataTrainer(Trainer):
                 in_order = self.group_objective.needs_gradients
                 self.data_collator = self._setup.training_collator(own, in_order)
                 if self.args.device.type != "cpu" and not needs_static_shapes(self.args.device):
+                    assert self.model is not None
                     has_classes, name = may_have_classes(self.model), self._setup.label_name
                     self.data_collator = HostIdsCollator(self.data_collator, self._setup.key, name, has_classes)
             else:
