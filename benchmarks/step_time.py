@@ -80,6 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "group_dro": {"objective": "group_dro"},
     "cgd": {"objective": "cgd"},
     "cgd sketch": {"objective": "cgd", "gradient_engine": "sketch"},
+    "cgd head": {"objective": "cgd", "gradient_layers": ["head"]},
     "cgd per_group": {"objective": "cgd", "gradient_engine": "per_group"},
 }
 PAIRWISE = "one backward per group, pairwise products"
@@ -121,7 +122,7 @@ class Steps:
         if name == TORCHJD:
             return self._torchjd()
         knobs = dict(METHODS[name])
-        if knobs["objective"] == "cgd":
+        if knobs["objective"] == "cgd" and "gradient_layers" not in knobs:
             layers = self.setting.scope
             knobs["gradient_layers"] = layers if isinstance(layers, list) else [str(layers)]
         rows = [{"labels": 0, "input_ids": [0], "group": group} for group in range(self.setting.groups)]

@@ -5,6 +5,28 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+WITHOUT_FLOAT64 = ("mps", "xla")
+"""Kinds of devices that have no float64, or only a slow one."""
+
+
+def statistics_type(device: torch.device) -> torch.dtype:
+    """The type that statistics have on a device: float64 where it has that."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Whether to look at the tensor takes no wait for a device."""
+    return tensor.device.type == "cpu"
+
+
+def moved(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor on that device; what comes from the host is sent without a wait for the device."""
+    if tensor.device == device and dtype in (None, tensor.dtype):
+        return tensor
+    # The host may use its copy at once: what is not pinned is staged before the call comes back. The other way round
+    # nothing would say when the numbers have arrived.
+    return tensor.to(device, dtype, non_blocking=tensor.device.type == "cpu")
+
 
 class Arithmetic(ABC):
     """How losses, weights and inner products of the groups are kept and compared.
@@ -15,20 +37,19 @@ class Arithmetic(ABC):
     Attributes:
         device: where the statistics are.
         dtype: their type.
-        reads_values: whether a step may look at values, and take shapes that depend on them.
+        reads_values: whether a step may look at values that were computed on the device.
+        fixed_shapes: whether a step takes the same shapes whoever is in its batch. Elsewhere it is known on the host
+            which groups a batch holds, and only these are computed.
     """
 
     device: torch.device
     dtype: torch.dtype
     reads_values: bool
+    fixed_shapes: bool
 
     @abstractmethod
     def places(self, wanted: Tensor) -> Tensor:
         """Indices to go through for a [N] mask: those that are True, or all N where no value may be looked at."""
-
-    @abstractmethod
-    def present(self, counts: Tensor) -> list[int]:
-        """Numbers of the groups to ask for, by how many examples [K] they have: those with any, or all K."""
 
     @abstractmethod
     def rows(self, values: Tensor, wanted: Tensor) -> Tensor:
@@ -40,12 +61,12 @@ class Arithmetic(ABC):
 
     def move(self, tensor: Tensor) -> Tensor:
         """The tensor where the statistics are, in their type."""
-        return tensor.to(self.device, self.dtype)
+        return moved(tensor, self.device, self.dtype)
 
     def zeros(self, *shape: int) -> Tensor:
         """Zeros of that shape where the statistics are."""
         # Made elsewhere and moved: a constant would make another graph of a step that is compiled.
-        return torch.zeros(*shape, dtype=self.dtype).to(self.device)
+        return moved(torch.zeros(*shape, dtype=self.dtype), self.device)
 
 
 class HostArithmetic(Arithmetic):
@@ -54,14 +75,11 @@ class HostArithmetic(Arithmetic):
     device = torch.device("cpu")
     dtype = torch.float64
     reads_values = True
+    fixed_shapes = False
 
     def places(self, wanted: Tensor) -> Tensor:
         """Those that are True."""
         return wanted.nonzero().flatten()
-
-    def present(self, counts: Tensor) -> list[int]:
-        """Those that have examples."""
-        return counts.nonzero().flatten().tolist()
 
     def rows(self, values: Tensor, wanted: Tensor) -> Tensor:
         """The wanted rows."""
@@ -76,27 +94,24 @@ HOST = HostArithmetic()
 
 
 class DeviceArithmetic(Arithmetic):
-    """Float32 on a device; no value is looked at and no shape depends on one.
-
-    For devices that compile a step once and run it without a wait (XLA): one graph then serves every batch.
+    """Numbers stay on a device, and no value is looked at: the host never waits for it.
 
     Args:
         device: where the statistics are.
+        fixed_shapes: whether no shape may depend on who is in the batch, for devices that compile a step once (XLA):
+            one graph then serves every batch. The type is float32 there; elsewhere float64 where the device has it.
     """
 
-    dtype = torch.float32
     reads_values = False
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, fixed_shapes: bool = True) -> None:
         self.device = device
+        self.fixed_shapes = fixed_shapes
+        self.dtype = torch.float32 if fixed_shapes else statistics_type(device)
 
     def places(self, wanted: Tensor) -> Tensor:
         """All of them."""
         return torch.arange(len(wanted), device=wanted.device)
-
-    def present(self, counts: Tensor) -> list[int]:
-        """All of them."""
-        return list(range(len(counts)))
 
     def rows(self, values: Tensor, wanted: Tensor) -> Tensor:
         """All rows, the others zero."""

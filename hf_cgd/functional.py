@@ -54,17 +54,16 @@ def upweights(group_counts: Tensor, adjustment: float = 0.0) -> Tensor:
 
 
 def cosine_gram(gram: Tensor, norm_floor: float = 0.0) -> Tensor:
-    """Cosines [K, K] between group gradients, from their inner products <g_i, g_j> [K, K].
+    """Cosines [..., K, K] between group gradients, from their inner products <g_i, g_j> [..., K, K].
 
     A zero gradient has cosine 0 with everything, itself included. `norm_floor` > 0 bounds the product of norms in the
     denominator from below, as the authors' released code does (1e-3); the default 0 gives true cosines at any scale.
     """
-    norms = gram.diagonal().clamp_min(0).sqrt()
-    denominators = norms[:, None] * norms[None, :]
+    norms = gram.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    denominators = norms.unsqueeze(-1) * norms.unsqueeze(-2)
     if norm_floor > 0:
         denominators = denominators.clamp_min(norm_floor)
-    cosines = torch.where(denominators > 0, gram / denominators.where(denominators > 0, 1.0), 0.0)
-    return cosines.clamp(-1, 1)
+    return torch.where(denominators > 0, gram / denominators, 0.0).clamp(-1, 1)
 
 
 def merge_halves(gram: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,13 +86,14 @@ def merge_halves(gram: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
     return merged, torch.where(filled[:, 1], between, merged.diagonal())
 
 
-def exponentiated_step(alpha: Tensor, exponents: Tensor, present: Tensor, min_weight: float) -> Tensor:
+def exponentiated_step(alpha: Tensor, exponents: Tensor, present: Tensor | None, min_weight: float) -> Tensor:
     """alpha_i <- alpha_i exp(exponent_i), normalised over the present groups (equation 4, the mirror-ascent step).
 
     Args:
         alpha: [K], non-negative, summing to 1.
         exponents: [K]; those of absent groups are ignored.
-        present: [K] booleans. An absent group keeps its weight exactly; the present ones share the mass they had.
+        present: [K] booleans. An absent group keeps its weight exactly; the present ones share the mass they had. None
+            for all, who share a mass of 1.
         min_weight: floor of a present weight before the last normalisation, in [0, 1/K).
 
     Returns:
@@ -101,6 +101,9 @@ def exponentiated_step(alpha: Tensor, exponents: Tensor, present: Tensor, min_we
     """
     smallest = torch.finfo(alpha.dtype).tiny
     logits = alpha.clamp_min(smallest).log() + exponents
+    if present is None:
+        floored = torch.softmax(logits, dim=0).clamp_min(min_weight)
+        return floored / floored.sum()
     shares = torch.softmax(logits.masked_fill(~present, float("-inf")), dim=0)
     own = alpha.masked_fill(~present, 0.0).sum()
     # A large mass is what the others leave of 1, so that rounding never accumulates; of a small one nothing would be
@@ -129,7 +132,6 @@ def group_dro_step(
         present: [K] booleans, None for all; see `exponentiated_step`.
         min_weight: see `exponentiated_step`.
     """
-    present = torch.ones_like(losses, dtype=torch.bool) if present is None else present
     return exponentiated_step(alpha, step_size * (losses + adjustments), present, min_weight)
 
 
@@ -200,6 +202,7 @@ def cgd_step(
     min_weight: float = 0.0,
     self_products: Tensor | None = None,
     arithmetic: Arithmetic = HOST,
+    group_names: Sequence[str] | None = None,
 ) -> Tensor:
     """CGD: alpha_i <- alpha_i exp(eta_a exponent_i), normalised (equation 5, or 3).
 
@@ -213,20 +216,21 @@ def cgd_step(
         interaction: "sum" over j as in the paper, or "mean", which divides by the number of present groups.
         min_weight: see `exponentiated_step`.
         arithmetic: whether the losses may be looked at.
+        group_names: for the message.
 
     Raises:
         ValueError: a negative loss under `scaling="loss"`, where (l_i l_j)^p is not defined.
     """
-    present = torch.ones_like(losses, dtype=torch.bool) if present is None else present
     if scaling == "loss":
-        require_nonnegative(losses.masked_fill(~present, 0.0), arithmetic=arithmetic)
+        of_present = losses if present is None else losses.masked_fill(~present, 0.0)
+        require_nonnegative(of_present, group_names, arithmetic)
         exponents = cgd_exponents(
             losses + adjustments, gram, exponent=exponent, present=present, self_products=self_products
         )
     else:
         exponents = gradient_exponents(gram, present=present, self_products=self_products)
     if interaction == "mean":
-        exponents = exponents / present.sum()
+        exponents = exponents / (len(losses) if present is None else present.sum())
     return exponentiated_step(alpha, step_size * exponents, present, min_weight)
 
 
@@ -374,9 +378,11 @@ def require_nonnegative(
     losses: Tensor, group_names: Sequence[str] | None = None, arithmetic: Arithmetic = HOST
 ) -> None:
     """Raise a ValueError that names the first group whose mean loss [K] is negative, if it may be looked at."""
-    negative = losses < 0
-    if arithmetic.read(negative.any(), otherwise=False):
-        first = int(negative.nonzero()[0])
+    if not arithmetic.reads_values:
+        return
+    negative = losses.numpy(force=True) < 0
+    if negative.any():
+        first = int(negative.argmax())
         name = repr(group_names[first]) if group_names is not None else f"number {first}"
         raise ValueError(
             f"CGD scales the weights by powers of the group losses and needs losses >= 0, but the mean loss of group "

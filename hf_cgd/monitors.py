@@ -36,18 +36,30 @@ class WeightMonitor:
 
     def __init__(self, group_names: Sequence[str]) -> None:
         self.group_names = list(group_names)
-        self._recent: deque[np.ndarray] = deque(maxlen=WINDOW)
+        self._last: np.ndarray | None = None
+        self._moved: deque[float] = deque(maxlen=WINDOW - 1)
+        """Mass that moved in each of the last updates."""
+        self._holder, self._held = -1, 0
+        """The group with a saturated weight, and for how many updates on end it has had that."""
         self._warned: set[str] = set()
 
     def observe(self, alpha: Tensor, step: int) -> None:
         """Take note of the weights [K] after weight update number `step`."""
         if len(alpha) < 2:
             return
-        self._recent.append(alpha.numpy(force=True).copy())
-        if len(self._recent) < WINDOW:
+        weights, last = alpha.numpy(force=True), self._last
+        self._last = weights.copy()
+        if last is not None:
+            self._moved.append(float(np.abs(weights - last).sum()) / 2)
+        holder = int(weights.argmax())
+        if weights[holder] > SATURATED:
+            self._held = self._held + 1 if holder == self._holder else 1
+            self._holder = holder
+        else:
+            self._holder, self._held = -1, 0
+        if len(self._moved) < WINDOW - 1:
             return
-        weights = np.stack(self._recent)
-        moved = np.abs(np.diff(weights, axis=0)).sum(axis=1).mean() / 2
+        moved = sum(self._moved) / len(self._moved)
         if moved > SWINGING:
             self._warn(
                 "swing",
@@ -55,9 +67,8 @@ class WeightMonitor:
                 "moved in every update. Training on one group after the other rarely converges. Use a smaller "
                 "step_size, or a larger batch (or more gradient accumulation).",
             )
-        least = weights.min(axis=0)
-        if least.max() > SATURATED:
-            name = self.group_names[int(least.argmax())]
+        if self._held >= WINDOW:
+            name = self.group_names[holder]
             self._warn(
                 "saturate",
                 f"The group weights are saturated: group {name!r} has held more than {SATURATED:.0%} of the weight "

@@ -6,6 +6,7 @@ gets the sum of its own R-th of the columns, forms the inner products over these
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,8 +99,16 @@ class ProcessGroupCommunication(Communication):
         # gloo's own reduce-scatter is an all-reduce inside, and takes longer than one.
         self._exchange = self._all_to_all if dist.get_backend() == "gloo" else self._reduce_scatter
         self._memory: Tensor | None = None
+        self._host_group: Any = None
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
+        if self._device.type not in ("cpu", "xla") and tensor.device.type == "cpu":
+            # What is known on the host is summed there, or everybody would wait for the devices.
+            if self._host_group is None:
+                self._host_group = dist.new_group(backend="gloo")
+            summed = tensor.clone()
+            dist.all_reduce(summed, group=self._host_group)
+            return summed
         moved = tensor.to(self._device, copy=True)
         dist.all_reduce(moved)
         return moved.to(tensor.device)

@@ -7,7 +7,7 @@ from hf_cgd.gradients.engines.single_pass import SinglePassEngine
 from hf_cgd.gradients.engines.sketch import SketchEngine
 from hf_cgd.gradients.engines.static_shapes import StaticShapesEngine, needs_static_shapes
 from hf_cgd.gradients.engines.tensor_hooks import TensorHookEngine
-from hf_cgd.gradients.gram import gram_matrix, gram_on_device
+from hf_cgd.gradients.gram import gram_matrix, gram_on_device, inner_products
 from hf_cgd.gradients.layers.base import LayerRule
 from hf_cgd.gradients.layers.registry import register_layer_rule
 from hf_cgd.gradients.scope import gradient_scope
@@ -29,6 +29,7 @@ __all__ = [
     "gradient_scope",
     "gram_matrix",
     "gram_on_device",
+    "inner_products",
     "needs_static_shapes",
     "register_layer_rule",
 ]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
+from hf_cgd.arithmetic import is_on_host
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.models.outputs import tensors_in
 
@@ -62,7 +63,7 @@ class _WithGradients(torch.autograd.Function):
         (factor,) = grad_outputs
         # Nobody else may hold the gradients, or autograd would copy them into `.grad` in place of handing them over.
         gradients, ctx.gradients = ctx.gradients, None
-        if factor.device.type == "cpu" and factor == 1:
+        if is_on_host(factor) and factor == 1:
             return (None, None, *gradients)
         return (None, None, *(gradient * factor.to(gradient.dtype) for gradient in gradients))
 

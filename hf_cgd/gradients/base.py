@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.gradients.gram import gram_matrix
+from hf_cgd.gradients.gram import inner_products
 
 if TYPE_CHECKING:
     from hf_cgd.gradients.autograd import Cut
@@ -42,9 +42,9 @@ class GroupGradients:
     def _form_rows(self) -> Tensor:
         raise NotImplementedError
 
-    def gram(self) -> Tensor:
-        """Inner products of the rows: float64 [G, G] on the CPU."""
-        return gram_matrix(self.rows)
+    def gram(self, reads_values: bool = True) -> Tensor:
+        """Inner products [G, G] of the rows: float64 on the CPU; where no value may be read, on their device."""
+        return inner_products(self.rows, reads_values)
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
         """What to call `backward()` on for the gradient of sum_n coefficients_n l_n, whose value is `loss`.
@@ -92,7 +92,7 @@ class GradientEngine(ABC):
 
         Args:
             losses: [B] with graph.
-            group_ids: [B] integers.
+            group_ids: [B] integers; on the host, wherever the losses are, so that no device is waited for.
             groups: those that are present, in ascending order.
         """
 

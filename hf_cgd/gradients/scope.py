@@ -8,7 +8,13 @@ from itertools import pairwise
 import torch
 from torch import nn
 
+from hf_cgd.models.head import classification_heads
+from hf_cgd.models.outputs import num_outputs_of
+
 ALL = "all"
+HEAD = "head"
+WORDS = (ALL, HEAD)
+"""Values of `gradient_layers` that are no regular expressions."""
 GradientLayers = int | str | Sequence[str]
 
 
@@ -22,21 +28,21 @@ class _Blocks:
 
 
 def parse_gradient_layers(value: GradientLayers) -> int | str | list[str]:
-    """A number of layers, "all", or a list of patterns. Text is read as well: "3" is 3, and "all" may stand in a list.
+    """A number of layers, "all", "head", or a list of patterns. Text is read as well: "3" is 3, alone in a list too.
 
     Raises:
         ValueError: a number below 1, an empty list, or a pattern that is no regular expression.
     """
-    if isinstance(value, (list, tuple)) and len(value) == 1 and (value[0] == ALL or value[0].lstrip("-").isdigit()):
+    if isinstance(value, (list, tuple)) and len(value) == 1 and (value[0] in WORDS or value[0].lstrip("-").isdigit()):
         value = value[0]
     if isinstance(value, str) and value.lstrip("-").isdigit():
         value = int(value)
     if isinstance(value, bool) or (isinstance(value, int) and value < 1) or value in ("", []):
         raise ValueError(
-            f"gradient_layers must be a number of layers >= 1, 'all', or regular expressions over parameter names, "
-            f"got {value!r}."
+            f"gradient_layers must be a number of layers >= 1, 'all', 'head', or regular expressions over parameter "
+            f"names, got {value!r}."
         )
-    if isinstance(value, int) or value == ALL:
+    if isinstance(value, int) or value in WORDS:
         return value
     patterns = [value] if isinstance(value, str) else list(value)
     for pattern in patterns:
@@ -55,8 +61,9 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
         gradient_layers: an integer n for the last n layers. Each block or stage counts as one layer, and so does the
             head, which is all that follows the last block. Nothing before the blocks is taken, however large n is. In
             a network without blocks, each module with weights is a layer, together with a norm that follows it.
-            "all": every parameter. A list of regular expressions: each is searched for in the parameter names,
-            without the prefixes of `torch.compile` and DDP.
+            "all": every parameter. "head": the layer that gives the logits alone (`classification_heads`). A list of
+            regular expressions: each is searched for in the parameter names, without the prefixes of
+            `torch.compile` and DDP.
 
     Returns:
         {name: parameter}, never empty. A parameter with two names (tied weights) stands once, under the first.
@@ -69,6 +76,8 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
     named = {_plain_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
     if layers == ALL:
         chosen = set(named)
+    elif layers == HEAD:
+        chosen = _head(model, named)
     elif isinstance(layers, int):
         chosen = _last_layers(model, list(named), layers)
     else:
@@ -89,6 +98,19 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
             "layers, or choose others."
         )
     return scope
+
+
+def _head(model: nn.Module, named: dict[str, nn.Parameter]) -> set[str]:
+    """Names of the parameters of the classification head."""
+    try:
+        heads = classification_heads(model, num_outputs_of(model))
+    except ValueError as error:
+        raise ValueError(
+            f"gradient_layers={HEAD!r}: {type(model).__name__} has no layer of which it is known that it gives the "
+            "logits. Name its parameters by regular expressions, or give a number of layers."
+        ) from error
+    own = {id(parameter) for head in heads for parameter in head.parameters()}
+    return {name for name, parameter in named.items() if id(parameter) in own}
 
 
 def whole_shape(parameter: nn.Parameter) -> torch.Size:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from hf_cgd.functional import adjustment_terms
@@ -76,9 +75,9 @@ class AdaptiveObjective(Objective):
             return 0.0
         return adjustment_terms(statistics.group_counts, self.adjustment).to(statistics.losses)
 
-    def _takes_part(self, statistics: GroupStatistics) -> Tensor:
-        zero_loss = self.absent_groups == "zero_loss"
-        return torch.ones_like(statistics.present) if zero_loss else statistics.present
+    def _takes_part(self, statistics: GroupStatistics) -> Tensor | None:
+        """[K] booleans, None for all."""
+        return None if statistics.everyone or self.absent_groups == "zero_loss" else statistics.present
 
     def _floor(self, num_groups: int) -> float:
         return MIN_WEIGHT_SHARE / num_groups if self.min_weight is None else self.min_weight

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from hf_cgd.arithmetic import HOST, Arithmetic
+from hf_cgd.arithmetic import HOST, Arithmetic, moved
 from hf_cgd.distributed.communication import Communication
 
 Statistic = Literal["losses", "gram", "self_products", "averages"]
@@ -34,6 +34,7 @@ class GroupBatch:
         class_counts: [C, K] training examples of each class in each group.
         communication: turns statistics of this process into those of all.
         arithmetic: whether values may be looked at, and how to compute where they may not.
+        present: numbers of the groups that the whole optimizer step holds, known on the host; None where they are not.
     """
 
     losses: Tensor
@@ -47,6 +48,13 @@ class GroupBatch:
     class_counts: Tensor | None = None
     communication: Communication = field(default_factory=Communication)
     arithmetic: Arithmetic = HOST
+    present: Sequence[int] | None = None
+
+    def groups(self, wanted: Tensor) -> Tensor:
+        """Numbers of the groups to go through for a [K] mask: the wanted ones, or more where it may not be read."""
+        if self.arithmetic.reads_values or self.present is None:
+            return self.arithmetic.places(wanted)
+        return moved(torch.tensor(list(self.present)), wanted.device)
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,8 @@ class GroupStatistics:
             `statistics` name it.
         group_names: K names, for messages.
         self_products: [K] of `hf_cgd.functional.merge_halves`; None unless named.
-        arithmetic: see `GroupBatch`. A `DeviceArithmetic` has all in float32.
+        arithmetic: see `GroupBatch`; it tells the type and the place of all this.
+        everyone: whether all groups are known to have examples in this step, so that no mask is needed.
     """
 
     losses: Tensor
@@ -71,6 +80,7 @@ class GroupStatistics:
     group_names: Sequence[str] = ()
     self_products: Tensor | None = None
     arithmetic: Arithmetic = HOST
+    everyone: bool = False
 
     @property
     def present(self) -> Tensor:

@@ -115,9 +115,8 @@ class CGD(AdaptiveObjective):
     def next_weights(self, alpha: Tensor, statistics: GroupStatistics) -> Tensor:
         """Weights [K] after one step on losses and gradient inner products."""
         assert statistics.gram is not None
-        if self.refuses_negative_losses:
-            require_nonnegative(statistics.losses, statistics.group_names, statistics.arithmetic)
         if self.variant == "reference":
+            require_nonnegative(statistics.losses, statistics.group_names, statistics.arithmetic)
             start = upweights(statistics.group_counts, self.adjustment).to(alpha)
             return cgd_reference_step(alpha, statistics.losses, statistics.gram, start, step_size=self.step_size)
         return cgd_step(
@@ -133,4 +132,5 @@ class CGD(AdaptiveObjective):
             min_weight=self._floor(len(alpha)),
             self_products=statistics.self_products,
             arithmetic=statistics.arithmetic,
+            group_names=statistics.group_names or None,
         )

@@ -35,7 +35,7 @@ class CORAL(PenaltyObjective):
         features = batch.features.flatten(1)
         features = features.to(torch.promote_types(features.dtype, torch.float32))
         all_counts = batch.communication.total(group_counts_of(batch.group_ids, len(batch.counts)).to(batch.counts))
-        compared = batch.arithmetic.places(all_counts > 1)
+        compared = batch.groups(all_counts > 1)
         if len(compared) < 2:
             return None
         counts = all_counts[compared].to(features)[:, None]

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from hf_cgd.arithmetic import HOST, Arithmetic
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.robust_loss.pooling import PooledRows
 
@@ -16,23 +17,35 @@ class RunningAverages:
         num_groups: K.
         kept: how much of the old average is kept in a step in which the group is present, in [0, 1).
         communication: tells this process's columns.
+        arithmetic: where the averaged losses are.
     """
 
-    def __init__(self, num_groups: int, kept: float, communication: Communication) -> None:
+    def __init__(
+        self, num_groups: int, kept: float, communication: Communication, arithmetic: Arithmetic = HOST
+    ) -> None:
         self.kept = kept
         self._communication = communication
+        self._arithmetic = arithmetic
         self._row_size = 0
         self.rows: dict[int, Tensor] = {}
         """By group: this process's columns of the averaged gradient."""
-        self.losses = torch.zeros(num_groups, dtype=torch.float64)
+        self.losses = arithmetic.zeros(num_groups)
+        self._have_begun = arithmetic.zeros(num_groups)
+        """[K] 1 where a row stands for an average; a first gradient that is not finite is left out without a look."""
 
     def mix_into(self, rows: Tensor, present: Sequence[int]) -> None:
         """Turn the gradients of a step [G, c], of the groups that are present, into the averages they would give."""
         for row, group in zip(rows, present, strict=True):
             if group in self.rows:
-                row.mul_(1 - self.kept).add_(self.rows[group], alpha=self.kept)
+                if self._arithmetic.reads_values:
+                    row.mul_(1 - self.kept).add_(self.rows[group], alpha=self.kept)
+                else:
+                    kept = (self.kept * self._have_begun[group]).to(row)
+                    row.mul_(1 - kept).add_(self.rows[group] * kept)
 
-    def update(self, losses: Tensor, rows: Tensor, present: Sequence[int], row_size: int) -> Tensor:
+    def update(
+        self, losses: Tensor, rows: Tensor, present: Sequence[int], row_size: int, moves: Tensor | None = None
+    ) -> Tensor:
         """Keep the averages.
 
         Args:
@@ -40,31 +53,46 @@ class RunningAverages:
             rows: [G, c], averaged already (`mix_into`).
             present: the G groups.
             row_size: P, of the rows that these are columns of.
+            moves: whether the step counts; None where it is known to.
 
         Returns:
             averaged losses [K]; those of absent groups as they were given.
         """
         self._row_size = row_size
         losses = losses.clone()
-        # A snapshot of the state may still hold the old one.
-        self.losses = self.losses.clone()
+        # A snapshot of the state may still hold the old ones.
+        self.losses, self._have_begun = self.losses.clone(), self._have_begun.clone()
         for row, group in zip(rows, present, strict=True):
             if group in self.rows:
-                losses[group] = self.kept * self.losses[group] + (1 - self.kept) * losses[group]
-            self.rows[group] = row.clone()
-            self.losses[group] = losses[group]
+                kept = self.kept * self._have_begun[group]
+                losses[group] = kept * self.losses[group] + (1 - kept) * losses[group]
+            if moves is None:
+                self.rows[group], self.losses[group] = row.clone(), losses[group]
+            else:
+                old = self.rows[group] if group in self.rows else torch.zeros_like(row)
+                self.rows[group] = torch.where(moves, row, old)
+                self.losses[group] = torch.where(moves, losses[group], self.losses[group])
+            begun = 1.0 if moves is None else torch.where(moves, 1.0, self._have_begun[group])
+            self._have_begun[group] = begun
         return losses
 
     def copy(self) -> "RunningAverages":
         """The averages as they are now, whatever becomes of these."""
-        twin = RunningAverages(len(self.losses), self.kept, self._communication)
-        twin.rows, twin.losses, twin._row_size = dict(self.rows), self.losses, self._row_size
+        twin = RunningAverages(len(self.losses), self.kept, self._communication, self._arithmetic)
+        twin.take_back(self)
         return twin
+
+    def take_back(self, before: "RunningAverages") -> None:
+        """Stand as `before` did."""
+        self.rows, self.losses, self._row_size = dict(before.rows), before.losses, before._row_size
+        self._have_begun = before._have_begun
 
     def whole_rows(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Averaged gradients [P] on the CPU, by the names of their groups; a collective."""
         pooled = PooledRows(self._communication)
-        return {names[group]: pooled.whole_row(row, self._row_size).cpu() for group, row in self.rows.items()}
+        begun = self._have_begun.tolist()
+        rows = {group: row for group, row in self.rows.items() if begun[group]}
+        return {names[group]: pooled.whole_row(row, self._row_size).cpu() for group, row in rows.items()}
 
     def load_rows(self, rows: Mapping[str, Tensor], names: Sequence[str], device: torch.device) -> None:
         """Inverse of `whole_rows`, for any number of processes; `device` is that of the gradients."""
@@ -73,3 +101,4 @@ class RunningAverages:
             if name in rows:
                 self._row_size = len(rows[name])
                 self.rows[group] = pooled.own_columns(rows[name]).to(device)
+                self._have_begun[group] = 1.0

@@ -1,24 +1,29 @@
 """The statistics of a step that the weights are moved by: how they are estimated from its micro-batches."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hf_cgd.arithmetic import Arithmetic
+from hf_cgd.arithmetic import Arithmetic, moved
 from hf_cgd.data.groups import UNCOUNTED
 from hf_cgd.distributed.communication import Communication
-from hf_cgd.functional import alternating_halves, group_counts_of, merge_halves
-from hf_cgd.gradients import GradientEngine, GroupGradients, gram_matrix, gram_on_device
+from hf_cgd.functional import alternating_halves, merge_halves
+from hf_cgd.gradients import GradientEngine, GroupGradients, inner_products
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.averages import RunningAverages
+from hf_cgd.robust_loss.batch_groups import BatchGroups
 from hf_cgd.robust_loss.pooling import PooledRows
-from hf_cgd.robust_loss.uncounted import counted, with_stand_ins
+from hf_cgd.robust_loss.uncounted import with_stand_ins
 from hf_cgd.robust_loss.window import StepWindow
 
+Scale = float | Tensor
+"""A factor of the losses; on a device that is not waited for, a tensor there."""
 LARGE_ROWS = 4 * 2**30
 """Bytes of pooled group gradients beyond which a warning tells of sketches."""
 
@@ -41,6 +46,11 @@ class Estimate:
     rows: Tensor | None = None
     present: Sequence[int] = ()
 
+    def is_finite(self) -> bool:
+        """Whether all of it is, looked at on the host."""
+        total = self.losses.numpy().sum()
+        return math.isfinite(total if self.gram is None else total + self.gram.numpy().trace())
+
     def not_finite(self) -> Tensor:
         """[K] booleans: groups whose loss is not finite or, where all losses are, whose gradient is not."""
         bad = ~self.losses.isfinite()
@@ -62,26 +72,26 @@ class LossEstimator:
         self._arithmetic = arithmetic
         self._communication = communication
 
-    def add(
-        self, losses: Tensor, group_ids: Tensor, counts: Tensor, window: StepWindow, scale: float
-    ) -> GroupGradients | None:
+    def add(self, losses: Tensor, groups: BatchGroups, window: StepWindow, scale: Scale) -> GroupGradients | None:
         """Take the group gradients of one micro-batch on this process into account, and return them.
 
         Args:
-            losses: [B] with graph.
-            group_ids: [B]; -100 for an example that does not count, whose loss is 0.
-            counts: [K] of them in this micro-batch.
+            losses: [B] with graph; 0 for an example that does not count.
+            groups: of the examples.
             window: the step.
             scale: of the losses that the gradients are taken of; the caller's business is to divide it out.
         """
         return None
 
-    def estimate(self, window: StepWindow, scale: float) -> Estimate:
+    def estimate(self, window: StepWindow, scale: Scale) -> Estimate:
         """The statistics of the whole step; a collective. `scale` is divided out of the gradients."""
         return Estimate(self._communication.sum(window.loss_sums) / window.counts.clamp_min(1))
 
-    def accept(self, estimate: Estimate) -> Tensor:
-        """The losses [K] to move the weights by, after the estimate has been found to be finite."""
+    def accept(self, estimate: Estimate, moves: Tensor | None = None) -> Tensor:
+        """The losses [K] to move the weights by.
+
+        `moves` tells whether the estimate is finite; None where it has been found to be.
+        """
         return estimate.losses
 
     def discard(self) -> None:
@@ -108,55 +118,62 @@ class GramEstimator(LossEstimator):
         self._gram: Tensor | None = None
         self._warned_large = False
 
-    def add(
-        self, losses: Tensor, group_ids: Tensor, counts: Tensor, window: StepWindow, scale: float
-    ) -> GroupGradients | None:
+    def add(self, losses: Tensor, groups: BatchGroups, window: StepWindow, scale: Scale) -> GroupGradients | None:
         """See `LossEstimator.add`."""
-        ids, counts_here = self._labels(group_ids, counts, window)
-        here = self._arithmetic.present(counts_here)
-        scaled = losses if scale == 1 else losses * scale
+        ids, here = self._labels(groups, window)
+        scaled = losses if isinstance(scale, float) and scale == 1 else losses * scale
         gradients = self._engine.group_gradients(scaled, ids, here)
         alone = window.micro_batches == 1 and self._communication.num_processes == 1
         if alone and not self._needs_rows:
-            self._gram = gradients.gram() if self._arithmetic.reads_values else self._inner_products(gradients.rows)
+            self._gram = self._arithmetic.move(gradients.gram(self._arithmetic.reads_values))
         else:
-            anywhere = self._arithmetic.present(self._counts(window))
+            anywhere = self._present(window)
             self.pooled_rows.add(anywhere, here, gradients.rows)
             self._warn_of_large_rows(len(anywhere) * gradients.rows[0].nbytes)
         return gradients
 
-    def estimate(self, window: StepWindow, scale: float) -> Estimate:
+    def estimate(self, window: StepWindow, scale: Scale) -> Estimate:
         """See `LossEstimator.estimate`."""
-        counts = self._counts(window)
-        divisors = self._arithmetic.rows(counts, counts > 0).clamp_min(1) * scale
+        counts, present = self._counts(window), self._present(window)
+        places: Tensor | None = None
+        if len(present) < len(counts):
+            places = moved(torch.tensor(present), counts.device)
+            divisors = counts.index_select(0, places) * scale
+        else:
+            divisors = counts.clamp_min(1) * scale
         rows: Tensor | None = None
         if self._gram is not None:
-            inner, self._gram = self._gram / (divisors[:, None] * divisors[None, :]), None
+            inner, self._gram = self._gram / torch.outer(divisors, divisors), None
             sums = self._communication.sum(window.loss_sums)
         else:
             rows = self.pooled_rows.close()
             rows /= divisors[:, None].to(rows)
             self._mix(rows, window)
-            both = self._communication.sum(torch.cat([window.loss_sums, self._inner_products(rows).flatten()]))
+            products = self._arithmetic.move(inner_products(rows, self._arithmetic.reads_values))
+            both = self._communication.sum(torch.cat([window.loss_sums, products.flatten()]))
             sums, inner = both.split([len(window.counts), len(divisors) ** 2])
             inner = inner.view(len(divisors), len(divisors))
-        places = self._arithmetic.places(counts > 0)
         gram, self_products = self._merged(_spread(inner, places, len(counts)), window)
         losses = sums / window.counts.clamp_min(1)
-        return Estimate(losses, gram, self_products, rows, self._arithmetic.present(window.counts))
+        return Estimate(losses, gram, self_products, rows, window.present)
 
     def discard(self) -> None:
         """Forget the step."""
         self._gram = None
         self.pooled_rows.discard()
 
-    def _labels(self, group_ids: Tensor, counts: Tensor, window: StepWindow) -> tuple[Tensor, Tensor]:
-        """What has a gradient of its own: the ids [B] of it, and how many examples it has in this micro-batch."""
-        return with_stand_ins(group_ids), counts
+    def _labels(self, groups: BatchGroups, window: StepWindow) -> tuple[Tensor, Sequence[int]]:
+        """What has a gradient of its own: the ids [B] of it, and which of them this micro-batch holds."""
+        all_count = groups.numbers is not None and groups.rows is None
+        return groups.ids if all_count else with_stand_ins(groups.ids), groups.present
 
     def _counts(self, window: StepWindow) -> Tensor:
         """Examples in the step, on all processes, of what has a gradient of its own."""
         return window.counts
+
+    def _present(self, window: StepWindow) -> Sequence[int]:
+        """Which of it has any, in ascending order."""
+        return window.present
 
     def _mix(self, rows: Tensor, window: StepWindow) -> None:
         """Change the gradients [G, c] of the step before their inner products are formed."""
@@ -164,11 +181,6 @@ class GramEstimator(LossEstimator):
     def _merged(self, gram: Tensor, window: StepWindow) -> tuple[Tensor, Tensor | None]:
         """Inner products of the groups, and self-products, from those of what has a gradient of its own."""
         return gram, None
-
-    def _inner_products(self, rows: Tensor) -> Tensor:
-        if self._arithmetic.reads_values:
-            return gram_matrix(rows)
-        return gram_on_device(rows).to(self._arithmetic.dtype)
 
     def _warn_of_large_rows(self, size: int) -> None:
         if size > LARGE_ROWS and not self._warned_large:
@@ -188,22 +200,28 @@ class SplitHalfEstimator(GramEstimator):
     Half 2 i and half 2 i + 1 are group i's; its examples take turns, over micro-batches and processes as well.
     """
 
-    def _labels(self, group_ids: Tensor, counts: Tensor, window: StepWindow) -> tuple[Tensor, Tensor]:
-        rows = counted(group_ids).cpu()
-        ids = group_ids.cpu()[rows]
+    def _labels(self, groups: BatchGroups, window: StepWindow) -> tuple[Tensor, Sequence[int]]:
+        assert groups.numbers is not None
+        rows = slice(None) if groups.rows is None else groups.rows
+        ids = torch.from_numpy(groups.numbers[rows])
         halves = 2 * ids + alternating_halves(ids, window.earlier)
-        window.earlier = window.earlier + group_counts_of(ids, len(window.counts))
-        of_all = torch.full(rows.shape, UNCOUNTED).masked_scatter(rows, halves)
-        return with_stand_ins(of_all).to(group_ids.device), group_counts_of(halves, 2 * len(window.counts))
+        window.earlier = window.earlier + groups.counts
+        of_all = np.full(len(groups.numbers), UNCOUNTED, dtype=np.int64)
+        of_all[rows] = halves.numpy()
+        return with_stand_ins(torch.from_numpy(of_all)), np.unique(halves.numpy()).tolist()
 
     def _counts(self, window: StepWindow) -> Tensor:
-        return _half_sizes(window).flatten()
+        return _half_sizes(window.counts).flatten()
+
+    def _present(self, window: StepWindow) -> Sequence[int]:
+        assert window.counts_on_host is not None
+        return np.flatnonzero(_half_sizes(window.counts_on_host).flatten().numpy()).tolist()
 
     def _merged(self, gram: Tensor, window: StepWindow) -> tuple[Tensor, Tensor | None]:
-        sizes = _half_sizes(window)
-        present = (window.counts > 0).nonzero().flatten()
-        by_half = gram.view(*sizes.shape, *sizes.shape)[present][:, :, present]
-        merged, products = merge_halves(by_half, sizes[present])
+        sizes = _half_sizes(window.counts)
+        present = moved(torch.tensor(window.present), gram.device)
+        by_half = gram.view(*sizes.shape, *sizes.shape).index_select(0, present).index_select(2, present)
+        merged, products = merge_halves(by_half, sizes.index_select(0, present))
         whole = _spread(merged, present, len(sizes))
         return whole, torch.zeros_like(window.counts).index_copy(0, present, products)
 
@@ -228,13 +246,14 @@ class AveragedEstimator(GramEstimator):
         super().__init__(arithmetic, communication, engine)
         self.averages = averages
 
-    def accept(self, estimate: Estimate) -> Tensor:
+    def accept(self, estimate: Estimate, moves: Tensor | None = None) -> Tensor:
         """See `LossEstimator.accept`; the averages take the step in."""
         assert estimate.rows is not None
-        return self.averages.update(estimate.losses, estimate.rows, estimate.present, self.pooled_rows.row_size)
+        size = self.pooled_rows.row_size
+        return self.averages.update(estimate.losses, estimate.rows, estimate.present, size, moves)
 
     def _mix(self, rows: Tensor, window: StepWindow) -> None:
-        self.averages.mix_into(rows, self._arithmetic.present(window.counts))
+        self.averages.mix_into(rows, window.present)
 
 
 def build_estimator(
@@ -253,15 +272,15 @@ def build_estimator(
     return kind(arithmetic, communication, engine)
 
 
-def _half_sizes(window: StepWindow) -> Tensor:
-    """Examples of each half [K, 2] in the step, on all processes: they take turns."""
-    second = (window.counts / 2).floor()
-    return torch.stack([window.counts - second, second], dim=1)
+def _half_sizes(counts: Tensor) -> Tensor:
+    """Examples of each half [K, 2] of the groups' examples in the step, [K]: they take turns."""
+    second = (counts / 2).floor()
+    return torch.stack([counts - second, second], dim=1)
 
 
-def _spread(inner: Tensor, places: Tensor, size: int) -> Tensor:
-    """Inner products [G, G] at their places in a matrix [size, size] of zeros."""
-    if len(places) == size:
+def _spread(inner: Tensor, places: Tensor | None, size: int) -> Tensor:
+    """Inner products [G, G] at their places in a matrix [size, size] of zeros; None for all places."""
+    if places is None:
         return inner
     whole = inner.new_zeros(size, size)
     whole[places[:, None], places[None, :]] = inner

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_cgd.arithmetic import Arithmetic
 from hf_cgd.distributed.communication import Communication
-from hf_cgd.robust_loss.uncounted import counted
+from hf_cgd.robust_loss.batch_groups import BatchGroups
 
 
 class GroupLossLog:
@@ -23,21 +23,23 @@ class GroupLossLog:
         self._names = names
         self._arithmetic = arithmetic
         self._communication = communication
-        self._sums = arithmetic.zeros(2, len(names))
+        self._forget()
 
-    def add(self, losses: Tensor, group_ids: Tensor) -> Tensor:
-        """Count losses [B] of this process; their sums and counts by group, [2, K]."""
-        values, ids = self._arithmetic.move(losses.detach()), group_ids.to(self._arithmetic.device)
-        rows = counted(ids)
-        both = torch.stack([values.where(rows, 0.0), rows.to(values)])
-        sums = both.new_zeros(2, len(self._names)).index_add(1, ids.clamp_min(0), both)
+    def _forget(self) -> None:
+        self._sums = self._arithmetic.zeros(len(self._names))
+        self._counts = self._arithmetic.zeros(len(self._names))
+
+    def add(self, losses: Tensor, groups: BatchGroups) -> Tensor:
+        """Count losses [B] of this process; their sums by group, [K]."""
+        sums = groups.sums_of(losses, self._arithmetic)
         self._sums += sums
+        self._counts += self._arithmetic.move(groups.counts)
         return sums
 
     def drain(self) -> dict[str, float]:
         """Means since the last call, by name; groups without examples are left out. A collective."""
-        sums, counts = self._communication.sum(self._sums).to("cpu", torch.float64)
-        self._sums = self._arithmetic.zeros(2, len(self._names))
+        sums, counts = self._communication.sum(torch.stack([self._sums, self._counts])).to("cpu", torch.float64)
+        self._forget()
         return {
             name: (total / count).item()
             for name, total, count in zip(self._names, sums, counts, strict=True)

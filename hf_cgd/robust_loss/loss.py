@@ -7,20 +7,21 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.arithmetic import HOST, Arithmetic
+from hf_cgd.arithmetic import HOST, Arithmetic, moved
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.gradients import GradientEngine, GroupGradients, PerGroupEngine
 from hf_cgd.monitors import NONFINITE, NonFinite, PenaltyMonitor
 from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
 from hf_cgd.objectives.base import require_one_of
+from hf_cgd.robust_loss.batch_groups import BatchGroups
 from hf_cgd.robust_loss.checks import build_checks
-from hf_cgd.robust_loss.estimators import build_estimator
+from hf_cgd.robust_loss.estimators import Scale, build_estimator
 from hf_cgd.robust_loss.group_losses import GroupLossLog
 from hf_cgd.robust_loss.interactions import GroupInteractions
 from hf_cgd.robust_loss.requirements import require_losses_and_ids, require_that_all_fit, require_weights
 from hf_cgd.robust_loss.state import LossState
-from hf_cgd.robust_loss.uncounted import counted, drop_uncounted, silence_uncounted
+from hf_cgd.robust_loss.uncounted import drop_uncounted, silence_uncounted, with_stand_ins
 from hf_cgd.robust_loss.window import StepWindow
 
 WeightTiming = Literal["current", "next"]
@@ -48,11 +49,13 @@ class GroupRobustLoss:
             "after_backward", `after_backward()` has to follow the scalar's backward pass.
         communication: sums over the processes; None for a single one. The scalar makes up for DDP's division.
         loss_scale: tells the factor that a `GradScaler` will give the scalar (`scaler.get_scale`), so that group
-            gradients are taken under it as well, and small ones survive float16; None for none.
+            gradients are taken under it as well, and small ones survive float16; None for none. Under a
+            `DeviceArithmetic` a tensor on the device (what `scaler.scale` makes of 1) waits for nothing.
         nonfinite: where the loss or gradient of a group is not finite: "skip" leaves the weights as they are, warns
             once and counts in `skipped_updates`; "raise" raises a FloatingPointError.
-        arithmetic: where weights and statistics are kept; None for float64 on the CPU. Under a `DeviceArithmetic`
-            warnings, errors about losses and the counters come with `drain_group_losses` or `state_dict`.
+        arithmetic: where weights and statistics are kept; None for float64 on the CPU, for which a step waits for the
+            device. Under a `DeviceArithmetic` it does not if group ids come on the host; warnings, errors about
+            losses and the counters come with `drain_group_losses` or `state_dict`.
 
     Raises:
         ValueError: what the objective needs is missing, or options do not go together.
@@ -67,7 +70,7 @@ class GroupRobustLoss:
         weight_timing: WeightTiming = "current",
         engine: GradientEngine | None = None,
         communication: Communication | None = None,
-        loss_scale: Callable[[], float] | None = None,
+        loss_scale: Callable[[], Scale] | None = None,
         nonfinite: NonFinite = "skip",
         arithmetic: Arithmetic | None = None,
     ) -> None:
@@ -91,8 +94,8 @@ class GroupRobustLoss:
         self._class_counts: Tensor | None = None
         if groups.class_counts is not None:
             self._class_counts = torch.tensor(groups.class_counts).to(self._arithmetic.device)
-        self._announced: tuple[Tensor, Tensor] | None = None
-        """Losses and group ids whose gradients come in the backward pass."""
+        self._announced: tuple[Tensor, BatchGroups] | None = None
+        """Losses and groups whose gradients come in the backward pass."""
         self._window = StepWindow(
             len(groups), self._arithmetic, self._communication, "self_products" in objective.statistics
         )
@@ -120,9 +123,9 @@ class GroupRobustLoss:
         return self._engine
 
     @property
-    def reads_values(self) -> bool:
-        """Whether a step may look at values (see `arithmetic`)."""
-        return self._arithmetic.reads_values
+    def knows_groups(self) -> bool:
+        """Whether a step knows on the host who is in which group: anywhere but under fixed shapes."""
+        return not self._arithmetic.fixed_shapes
 
     @property
     def alpha(self) -> Tensor | None:
@@ -154,6 +157,8 @@ class GroupRobustLoss:
     def open_window(self, group_ids: Sequence[Tensor]) -> None:
         """Announce the group ids [B] of all micro-batches of the coming optimizer step (on this process).
 
+        Ids on the host are best, wherever the losses are: those on a device are waited for, unless shapes are fixed.
+
         Group means are means over the whole step, so each micro-batch has to know the counts of all. Without a call a
         step is the one batch that `__call__` is given.
 
@@ -167,7 +172,10 @@ class GroupRobustLoss:
                 "micro-batches. Use weight_timing='next', or no gradient accumulation."
             )
         self._close_window()
-        self._window.open(group_ids)
+        self._window.open([self._groups_of(ids) for ids in group_ids])
+
+    def _groups_of(self, group_ids: Tensor) -> BatchGroups:
+        return BatchGroups(group_ids, len(self.groups), self._arithmetic)
 
     def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass of a training step; the faster gradient engines need it."""
@@ -186,7 +194,8 @@ class GroupRobustLoss:
 
         Args:
             losses: [B] with graph.
-            group_ids: [B] integers in [0, K); -100 for an example that does not count, because it has no label.
+            group_ids: [B] integers in [0, K), see `open_window`; -100 for an example that does not count, because it
+                has no label.
             logits: [B, ...] what `losses` were computed from, with graph; for PGI and IRM.
             labels: [B] classes; for PGI.
             features: [B, D] input of the classification head, with graph; for CORAL.
@@ -198,29 +207,32 @@ class GroupRobustLoss:
         Raises:
             ValueError: no loss or group for each example, or something that the objective reads is missing.
         """
-        require_losses_and_ids(losses, group_ids, len(self.groups), self._arithmetic)
+        require_losses_and_ids(losses, group_ids)
         given = self._read_by_objective({"logits": logits, "labels": labels, "features": features})
         if self._announced is not None:
             raise RuntimeError("The engine gives the group gradients in backward(): call after_backward() behind it.")
+        groups = self._groups_of(group_ids)
         if not self._window.is_open:
-            self.open_window([group_ids])
+            self._close_window()
+            self._window.open([groups])
         # Statistics are no place for autocast: it would form the inner products in half precision.
         with torch.autocast(losses.device.type, enabled=False):
             losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
-            noted = group_ids
-            if self._arithmetic.reads_values and not bool(counted(group_ids).all()):
+            group_ids = groups.ids
+            if groups.rows is not None:
                 if self._engine is None:
-                    losses, group_ids, given = drop_uncounted(losses, group_ids, given)
-                    noted = group_ids
+                    losses, given = drop_uncounted(losses, given, groups.rows)
+                    groups = self._groups_of(group_ids[torch.from_numpy(groups.rows)])
+                    group_ids = groups.ids
                 else:
-                    losses, group_ids = silence_uncounted(losses, group_ids)
+                    losses, group_ids = silence_uncounted(losses, group_ids), with_stand_ins(group_ids)
             if self._engine is not None and self._engine.timing == "after_backward":
                 loss = self._scalar(losses, group_ids, given)
                 self._engine.watch(losses)
-                self._announced = (losses.detach(), noted)
+                self._announced = (losses.detach(), groups)
                 return loss
-            scale = 1.0 if self._loss_scale is None else self._loss_scale()
-            gradients = self._gather(losses, noted, scale)
+            scale: Scale = 1.0 if self._loss_scale is None else self._loss_scale()
+            gradients = self._gather(losses, groups, scale)
             is_last = not self._window.is_open
             if is_last and self.weight_timing == "current":
                 self._move_weights(scale)
@@ -241,8 +253,8 @@ class GroupRobustLoss:
         """
         if self._announced is None:
             return
-        (losses, group_ids), self._announced = self._announced, None
-        self._gather(losses, group_ids, 1.0)
+        (losses, groups), self._announced = self._announced, None
+        self._gather(losses, groups, 1.0)
         if not self._window.is_open:
             self._move_weights(1.0)
             self._state.steps += 1
@@ -252,6 +264,7 @@ class GroupRobustLoss:
         """Take the last weight update back, for an optimizer step that a `GradScaler` left out after an overflow."""
         if self._before_update is not None:
             self._state.take_back(self._before_update)
+            self._checks.take_back()
             self._before_update = None
 
     def pass_over_step(self) -> None:
@@ -275,22 +288,22 @@ class GroupRobustLoss:
             )
         return wanted
 
-    def _gather(self, losses: Tensor, group_ids: Tensor, scale: float) -> GroupGradients | None:
+    def _gather(self, losses: Tensor, groups: BatchGroups, scale: Scale) -> GroupGradients | None:
         """Take this micro-batch into the step's statistics; its group gradients times `scale`, if there are any."""
-        sums, counts = self._group_losses.add(losses, group_ids)
-        self._window.add(sums)
-        return self._estimator.add(losses, group_ids, counts, self._window, scale)
+        self._window.add(self._group_losses.add(losses, groups))
+        return self._estimator.add(losses, groups, self._window, scale)
 
     def _scalar(self, losses: Tensor, group_ids: Tensor, given: dict[str, Any]) -> Tensor:
         """The objective's scalar for this micro-batch, with the ordinary graph."""
-        counts = self._window.counts.to(losses.device)
-        alpha = None if self.alpha is None else self.alpha.to(losses.device)
+        counts = moved(self._window.counts, losses.device)
+        alpha = None if self.alpha is None else moved(self.alpha, losses.device)
+        group_ids = moved(group_ids, losses.device)
         if self.objective.reads:
-            group_ids = group_ids.to(losses.device)
-            given |= {"communication": self._communication, "step": self.steps}
+            present = self._window.present if self.knows_groups else None
+            given |= {"communication": self._communication, "step": self.steps, "present": present}
         if "class_counts" in self.objective.reads:
             assert self._class_counts is not None
-            given["class_counts"] = self._class_counts.to(losses.device)
+            given["class_counts"] = moved(self._class_counts, losses.device)
         output = self.objective.loss(
             GroupBatch(losses, group_ids, counts, alpha, **given, arithmetic=self._arithmetic)
         )
@@ -304,35 +317,43 @@ class GroupRobustLoss:
             loss = loss + output.penalty + (processes - 1) * (output.penalty - output.penalty.detach())
         return loss
 
-    def _move_weights(self, scale: float) -> None:
+    def _move_weights(self, scale: Scale) -> None:
         state = self._state
         if state.alpha is None:
             return
         estimate = self._estimator.estimate(self._window, scale)
-        bad = estimate.not_finite()
-        moves = ~bad.any()
-        if self._arithmetic.read(moves, otherwise=True):
+        looks = self._arithmetic.reads_values
+        bad = None if looks and estimate.is_finite() else estimate.not_finite()
+        moves: Tensor | bool = True if bad is None else ~bad.any()
+        if isinstance(moves, bool) or self._arithmetic.read(moves, otherwise=True):
             self._before_update = None if self._loss_scale is None else state.copy()
             statistics = GroupStatistics(
-                self._estimator.accept(estimate),
+                self._estimator.accept(estimate, None if looks else torch.as_tensor(moves)),
                 self._window.counts,
                 self._group_counts,
                 estimate.gram,
                 self.groups.names,
                 estimate.self_products,
                 self._arithmetic,
+                self._window.everyone,
             )
             weights = self.objective.next_weights(state.alpha, statistics)
-            if self._arithmetic.reads_values:
+            if looks:
                 require_weights(weights, len(self.groups), self.objective, "next_weights")
-            moves = moves & weights.isfinite().all()
+            finite = weights.isfinite().all()
+            moves = bool(finite) if looks else moves & finite
             if estimate.gram is not None and state.interactions is not None:
                 state.interactions.observe(estimate.gram, statistics.present & moves)
-            state.alpha = torch.where(moves, weights, state.alpha)
+            if isinstance(moves, Tensor):
+                state.alpha = torch.where(moves, weights, state.alpha)
+            elif moves:
+                state.alpha = weights
         else:
             self._before_update = None
         state.updates += 1
-        overflow = scale != 1 and estimate.losses.isfinite().all()
+        overflow: Tensor | bool = False
+        if bad is not None and not (isinstance(scale, float) and scale == 1):
+            overflow = (torch.as_tensor(scale) != 1) & estimate.losses.isfinite().all()
         self._checks.note(state, moves, bad, estimate.losses, overflow)
 
     # ---- Logs and checkpoints ---------------------------------------------------------------------------------------
@@ -342,7 +363,7 @@ class GroupRobustLoss:
 
         `is_last` says that it is the last one of an optimizer step.
         """
-        self._group_losses.add(losses, group_ids)
+        self._group_losses.add(losses, self._groups_of(group_ids))
         self._state.steps += is_last
 
     def drain_group_losses(self) -> dict[str, float]:
@@ -393,7 +414,7 @@ class GroupRobustLoss:
             self._checks.read(self._state, self.objective.refuses_negative_losses)
 
 
-def _with_group_gradients(loss: Tensor, losses: Tensor, gradients: GroupGradients, scale: float) -> Tensor:
+def _with_group_gradients(loss: Tensor, losses: Tensor, gradients: GroupGradients, scale: Scale) -> Tensor:
     """A scalar of the same value and gradient as `loss`, for whose gradient the groups' are put to use.
 
     Args:
@@ -403,7 +424,7 @@ def _with_group_gradients(loss: Tensor, losses: Tensor, gradients: GroupGradient
         scale: of a `GradScaler`.
     """
     (coefficients,) = torch.autograd.grad(loss, losses, retain_graph=True)
-    if scale == 1:
+    if isinstance(scale, float) and scale == 1:
         return gradients.scalar(loss, coefficients)
     # A power of two changes no digit of the value.
     return gradients.scalar(loss * scale, coefficients) / scale

@@ -48,9 +48,9 @@ class LossState:
             alpha = arithmetic.move(objective.initial_weights(groups.counts_tensor()))
         state = cls(alpha)
         if objective.needs_gradients and len(groups) <= MAX_GROUPS:
-            state.interactions = GroupInteractions(len(groups), arithmetic.device, arithmetic.dtype)
+            state.interactions = GroupInteractions(len(groups), arithmetic)
         if "averages" in objective.statistics:
-            state.averages = RunningAverages(len(groups), objective.average_kept, communication)
+            state.averages = RunningAverages(len(groups), objective.average_kept, communication, arithmetic)
         return state
 
     def copy(self) -> "LossState":
@@ -68,7 +68,7 @@ class LossState:
         """Undo the update since `before`, a copy of then."""
         self.alpha, self.interactions = before.alpha, before.interactions
         if self.averages is not None and before.averages is not None:
-            self.averages.rows, self.averages.losses = before.averages.rows, before.averages.losses
+            self.averages.take_back(before.averages)
         self.leave_out(1)
 
     def leave_out(self, updates: int) -> None:
@@ -121,7 +121,8 @@ class LossState:
         if self.alpha is not None:
             self.alpha = torch.tensor(saved["alpha"], dtype=torch.float64)[order].to(self.alpha)
         if self.averages is not None and saved["average_losses"] is not None:
-            self.averages.losses = torch.tensor(saved["average_losses"], dtype=torch.float64)[order]
+            losses = torch.tensor(saved["average_losses"], dtype=torch.float64)[order]
+            self.averages.losses = losses.to(self.averages.losses)
             rows = {name.removeprefix(AVERAGE_PREFIX): row for name, row in tensors.items()}
             self.averages.load_rows(rows, groups.names, gradients_on)
         self.steps, self.updates = saved["steps"], saved["updates"]

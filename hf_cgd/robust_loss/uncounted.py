@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from hf_cgd.arithmetic import moved
 from hf_cgd.data.groups import UNCOUNTED
 
 
@@ -19,28 +21,42 @@ def counted_by_group(group_ids: Tensor, num_groups: int) -> Tensor:
     return zeros.index_add(0, group_ids.clamp_min(0), counted(group_ids).long())
 
 
-def drop_uncounted(losses: Tensor, group_ids: Tensor, given: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Losses [B], ids [B] and tensors of a batch without the examples that do not count."""
-    rows = counted(group_ids)
-    kept = {name: part[rows.to(part.device)] if isinstance(part, Tensor) else part for name, part in given.items()}
-    return losses[rows.to(losses.device)], group_ids[rows], kept
+def rows_that_count(group_ids: Tensor) -> np.ndarray | None:
+    """Places of the examples that count among ids [B] on the host; None where all do."""
+    rows = group_ids.numpy() != UNCOUNTED
+    return None if rows.all() else np.flatnonzero(rows)
 
 
-def silence_uncounted(losses: Tensor, group_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses [B], 0 without gradient for examples that do not count, and ids [B] that lump these with a group present.
+def chosen_rows(tensor: Tensor, rows: np.ndarray) -> Tensor:
+    """The rows of a tensor [B, …] at these places, wherever it is."""
+    return tensor.index_select(0, moved(torch.from_numpy(rows), tensor.device))
 
-    So every gradient of a sum over a group is right, and each row of an activation keeps its place.
+
+def drop_uncounted(losses: Tensor, given: dict[str, Any], rows: np.ndarray) -> tuple[Tensor, dict[str, Any]]:
+    """Losses [B] and tensors of a batch at the places of the examples that count."""
+    kept = {name: chosen_rows(part, rows) if isinstance(part, Tensor) else part for name, part in given.items()}
+    return chosen_rows(losses, rows), kept
+
+
+def silence_uncounted(losses: Tensor, group_ids: Tensor) -> Tensor:
+    """Losses [B], 0 without gradient for examples that do not count.
+
+    With `with_stand_ins` every gradient of a sum over a group is right, and each row of an activation keeps its place.
+
+    Args:
+        losses: [B].
+        group_ids: [B] on the host.
 
     Raises:
         ValueError: no example of the batch counts.
     """
-    rows = counted(group_ids)
-    if not bool(rows.any()):
+    rows = group_ids.numpy() != UNCOUNTED
+    if not rows.any():
         raise ValueError(
             "No example of the batch has a label, so no group has a gradient. Use a larger batch, or leave examples "
             "without a label out of the training set."
         )
-    return torch.where(rows.to(losses.device), losses, losses.new_zeros(())), with_stand_ins(group_ids)
+    return torch.where(moved(torch.from_numpy(rows), losses.device), losses, losses.new_zeros(()))
 
 
 def with_stand_ins(group_ids: Tensor) -> Tensor:

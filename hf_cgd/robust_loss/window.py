@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hf_cgd.arithmetic import Arithmetic
 from hf_cgd.distributed.communication import Communication
-from hf_cgd.robust_loss.uncounted import counted_by_group
+from hf_cgd.robust_loss.batch_groups import BatchGroups
 
 
 class StepWindow:
@@ -28,33 +29,48 @@ class StepWindow:
         self._arithmetic = arithmetic
         self._communication = communication
         self._numbers_examples = numbers_examples
+        self._none = arithmetic.zeros(num_groups)
+        self._no_numbers = torch.zeros(num_groups, dtype=torch.long)
         self.close()
 
     def close(self) -> None:
         """The step is over, or broken off."""
-        self.counts: Tensor = self._arithmetic.zeros(self._num_groups)
+        self.counts: Tensor = self._none
         """Examples of each group [K] in the whole step: all micro-batches, all processes."""
-        self.earlier: Tensor = torch.zeros(self._num_groups, dtype=torch.long)
+        self.counts_on_host: Tensor | None = None
+        """The same on the host; None under fixed shapes, where nobody looks."""
+        self.present: Sequence[int] = ()
+        """Numbers of the groups that have any; all of them under fixed shapes."""
+        self.earlier: Tensor = self._no_numbers
         """Examples of each group [K] before the next micro-batch, in the order of processes and micro-batches."""
-        self.loss_sums: Tensor = self._arithmetic.zeros(self._num_groups)
+        self.loss_sums: Tensor = self._none
         """Sums of each group's losses [K] on this process so far."""
         self.micro_batches = 0
         """Micro-batches of the step."""
         self.remaining = 0
         """Micro-batches still to come; 0 where no step is open."""
 
-    def open(self, group_ids: Sequence[Tensor]) -> None:
-        """Begin a step with the group ids [B] of all its micro-batches on this process; a collective."""
+    def open(self, groups: Sequence[BatchGroups]) -> None:
+        """Begin a step with the groups of all its micro-batches on this process; a collective."""
         self.close()
-        own = [counted_by_group(ids.to(self._arithmetic.device), self._num_groups) for ids in group_ids]
-        counts = self._arithmetic.move(torch.as_tensor(sum(own)))
+        counts = sum([part.counts for part in groups[1:]], groups[0].counts) if groups else self._no_numbers
+        fixed = self._arithmetic.fixed_shapes
+        counts = self._arithmetic.move(counts) if fixed else counts.to(torch.float64)
         if self._numbers_examples:
             by_process = self._communication.stacked(counts)
-            self.counts = by_process.sum(dim=0)
+            counts = by_process.sum(dim=0)
             self.earlier = self._communication.before(by_process).long()
         else:
-            self.counts = self._communication.sum(counts)
-        self.micro_batches = self.remaining = len(group_ids)
+            counts = self._communication.sum(counts)
+        self.counts = self._arithmetic.move(counts)
+        self.counts_on_host = None if fixed else counts
+        self.present = range(self._num_groups) if fixed else np.flatnonzero(counts.numpy()).tolist()
+        self.micro_batches = self.remaining = len(groups)
+
+    @property
+    def everyone(self) -> bool:
+        """Whether all groups are known to have examples in the step."""
+        return self.counts_on_host is not None and len(self.present) == self._num_groups
 
     @property
     def is_open(self) -> bool:
@@ -63,5 +79,5 @@ class StepWindow:
 
     def add(self, loss_sums: Tensor) -> None:
         """Count one micro-batch, whose sums of losses by group are [K]."""
-        self.loss_sums += loss_sums
+        self.loss_sums = self.loss_sums + loss_sums
         self.remaining -= 1

@@ -78,8 +78,8 @@ class GroupOptions:
         f"{IRM.penalty_anneal_steps}."
     )
     gradient_layers: list[str] | str | int | None = _option(
-        "Layers whose gradients CGD compares: a number of last layers (default 3, the head counts as one), 'all', or "
-        "regular expressions over parameter names.",
+        "Layers whose gradients CGD compares: a number of last layers (default 3, the head counts as one), 'all', "
+        "'head' for the layer that gives the logits alone, or regular expressions over parameter names.",
         nargs="+",
     )
     gradient_engine: Engine = _option(

@@ -1,6 +1,7 @@
 """How a run takes group gradients: which engine, over which parameters, and every combination that is refused."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import TrainingArguments
 
-from hf_cgd.arithmetic import DeviceArithmetic
+from hf_cgd.arithmetic import HOST, Arithmetic, DeviceArithmetic
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.distributed.communication import Communication, ProcessGroupCommunication
 from hf_cgd.gradients import (
@@ -22,6 +23,7 @@ from hf_cgd.gradients import (
     needs_static_shapes,
 )
 from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.estimators import Scale
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.example_weights import ExampleWeights
@@ -46,6 +48,7 @@ class EngineChoice:
         self.tensor_hooks: TensorHookEngine | None = None
         """The engine in use where it works by tensor hooks."""
         self._tensor_hooks_made_for: tuple[Any, str] | None = None
+        self._communication: tuple[Accelerator, Communication] | None = None
 
     def require_supported(self, objective: Objective, model: nn.Module, accelerator: Accelerator) -> None:
         """Raise a ValueError unless this kind of run can train by the objective."""
@@ -78,7 +81,7 @@ class EngineChoice:
             ValueError: options, groups and model do not fit the objective.
         """
         args, options = self._args, options_of(self._args)
-        communication = communication_of(accelerator, args)
+        communication = self._communication_of(accelerator)
         engine = self._engine(objective, model, accelerator, communication) if objective.needs_gradients else None
         late = args.gradient_accumulation_steps > 1 or (engine is not None and engine.timing == "after_backward")
         return GroupRobustLoss(
@@ -88,15 +91,15 @@ class EngineChoice:
             engine=engine,
             weight_timing=options.weight_timing or ("next" if late else "current"),
             communication=communication,
-            loss_scale=None if accelerator.scaler is None else accelerator.scaler.get_scale,
+            loss_scale=_loss_scale(accelerator.scaler, args.device),
             nonfinite=options.nonfinite,
-            arithmetic=DeviceArithmetic(args.device) if needs_static_shapes(args.device) else None,
+            arithmetic=arithmetic_on(args.device),
         )
 
     def example_weights(self, objective: Objective, setup: GroupSetup, accelerator: Accelerator) -> ExampleWeights:
         """What the losses of a run's training examples are weighed by."""
         num_groups = None if setup.groups is None else len(setup.groups)
-        communication = communication_of(accelerator, self._args)
+        communication = self._communication_of(accelerator)
         return ExampleWeights(objective, num_groups, setup.class_weights, options_of(self._args), communication)
 
     def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:
@@ -148,9 +151,28 @@ class EngineChoice:
         static = needs_static_shapes(self._args.device)
         return AutoEngine(model, parameters, engine, communication.all_agree, static=static)
 
+    def _communication_of(self, accelerator: Accelerator) -> Communication:
+        # One for all runs: it may hold a process group of its own.
+        if self._communication is None or self._communication[0] is not accelerator:
+            self._communication = accelerator, communication_of(accelerator, self._args)
+        return self._communication[1]
+
     def _scope(self, model: nn.Module) -> dict[str, nn.Parameter]:
         layers = options_of(self._args).gradient_layers
         return gradient_scope(model) if layers is None else gradient_scope(model, layers)
+
+
+def arithmetic_on(device: torch.device) -> Arithmetic:
+    """Where the statistics of a run are kept: on an accelerator, so that no step waits for it."""
+    return HOST if device.type == "cpu" else DeviceArithmetic(device, needs_static_shapes(device))
+
+
+def _loss_scale(scaler: Any, device: torch.device) -> Callable[[], Scale] | None:
+    """The factor of a `GradScaler`, None for none; on a device as a tensor, since to read it would be a wait."""
+    if scaler is None or device.type == "cpu":
+        return None if scaler is None else scaler.get_scale
+    one = torch.ones((), device=device)
+    return lambda: scaler.scale(one)
 
 
 def communication_of(accelerator: Accelerator, args: TrainingArguments) -> Communication:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_cgd.arithmetic import is_on_host, moved, statistics_type
 from hf_cgd.data.columns import column_names, read_columns, require_columns
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.distributed.communication import Communication
@@ -66,11 +67,12 @@ class ExampleWeights:
         """
         if not self._weighs:
             return
-        sums = torch.zeros(2, self._size, dtype=torch.float64)
+        device = labels[0].device
+        sums = torch.zeros(2, self._size, dtype=statistics_type(device), device=device)
         for part, taken in zip(labels, beside, strict=True):
-            weights = self._of(part, taken).cpu()
+            weights = self._of(part, taken)
             both = torch.stack([(weights > 0).to(weights), weights])
-            sums.index_add_(1, self._places(taken, key, len(weights)).cpu(), both)
+            sums.index_add_(1, self._places(taken, key, weights), both)
         counts, totals = self._communication.sum(sums)
         self._scales = torch.where(counts > 0, counts / totals, 0.0)
         self._counts, self._micro_batches = counts, len(labels)
@@ -92,8 +94,8 @@ class ExampleWeights:
         if self._scales is None:
             self.open_step([labels], [taken], key)
         assert self._scales is not None
-        weights = self._of(labels, taken).cpu()
-        factors = weights * self._scales[self._places(taken, key, len(weights)).cpu()]
+        weights = self._of(labels, taken)
+        factors = weights * self._scales[self._places(taken, key, weights)]
         if not self._has_groups:
             # The mean over this micro-batch follows, and those over micro-batches and processes.
             parts = self._micro_batches * self._communication.num_processes
@@ -101,11 +103,12 @@ class ExampleWeights:
         return losses * factors.to(losses)
 
     def _of(self, labels: Tensor, taken: Mapping[str, Any]) -> Tensor:
-        """Weights [B] in float64, 0 for an example without a class (-100)."""
-        weights = torch.ones(len(labels), dtype=torch.float64, device=labels.device)
+        """Weights [B] where the labels are, 0 for an example without a class (-100)."""
+        dtype = statistics_type(labels.device)
+        weights = torch.ones(len(labels), dtype=dtype, device=labels.device)
         if self._classes is not None:
             _require_classes(labels, "class_weights")
-            weights = self._classes.to(labels.device)[labels.long().view(-1).clamp_min(0)]
+            weights = moved(self._classes, labels.device, dtype)[labels.long().view(-1).clamp_min(0)]
         if self._column is not None:
             own = taken.get(self._column)
             if own is None:
@@ -113,14 +116,19 @@ class ExampleWeights:
                     f"example_weight_column={self._column!r}: the batch does not hold it. The collator drops it: have "
                     "it keep columns it does not know."
                 )
-            own = torch.as_tensor(own).to(labels.device, torch.float64).view(-1)
-            _require_positive(self._column, own)
+            own = moved(torch.as_tensor(own), labels.device, dtype).view(-1)
+            # On a device nobody looks: the column of a data set that can be read was looked through before.
+            if is_on_host(own):
+                _require_positive(self._column, own)
             weights = weights * own
         ignored = labels.view(-1) == IGNORED if labels.numel() == len(labels) else torch.zeros_like(weights).bool()
         return weights.masked_fill(ignored & (not labels.is_floating_point()), 0.0)
 
-    def _places(self, taken: Mapping[str, Any], key: str, size: int) -> Tensor:
-        return taken[key] if self._by_group else torch.zeros(size, dtype=torch.long)
+    def _places(self, taken: Mapping[str, Any], key: str, weights: Tensor) -> Tensor:
+        """Of each example the place of its mean, where the weights are."""
+        if self._by_group:
+            return moved(taken[key], weights.device)
+        return torch.zeros(len(weights), dtype=torch.long, device=weights.device)
 
 
 def class_weights_of(

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from hf_cgd.data.groups import UNCOUNTED
 from hf_cgd.models.example_losses import (
     CLASSIFICATION,
     example_losses,
     infer_problem_type,
-    is_labelled,
     mean_of_labelled,
     predictions_of,
 )
@@ -34,7 +32,7 @@ from hf_cgd.models.own_loss import LossComparison, compare_losses
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
-from hf_cgd.robust_loss.uncounted import counted
+from hf_cgd.robust_loss.uncounted import chosen_rows, rows_that_count
 from hf_cgd.trainer.config import options_of
 
 EXAMINED = ("NO", "MULTI_GPU", "MULTI_CPU")
@@ -206,11 +204,12 @@ class GroupForward:
         read: dict[str, Tensor] = {}
         if self._objective.reads:
             outputs, read = self._what_is_read(outputs, labels, group_ids)
-            rows = counted(group_ids)
-            if robust_loss.reads_values and not bool(rows.all()):
+            rows = rows_that_count(group_ids.cpu()) if robust_loss.knows_groups else None
+            if rows is not None:
                 # What is left out has to be so before the losses are formed of it.
-                read = {name: part[rows.to(part.device)] for name, part in read.items()}
-                outputs, labels, group_ids = with_logits(outputs, read["logits"]), read["labels"], group_ids[rows]
+                read = {name: chosen_rows(part, rows) for name, part in read.items()}
+                outputs, labels = with_logits(outputs, read["logits"]), read["labels"]
+                group_ids = chosen_rows(group_ids, rows)
         loss = robust_loss(losses_of(outputs, labels), group_ids, **read)
         return loss, with_loss(outputs, loss)
 
@@ -284,28 +283,6 @@ def labels_in(inputs: Mapping[str, Any], name: str) -> Tensor:
             "'label'), or set label_names."
         )
     return inputs[name]
-
-
-def ids_of_labelled(group_ids: Tensor, labels: Any, network: nn.Module) -> Tensor:
-    """Group ids [B] of a batch, `UNCOUNTED` for an example of class -100, which counts in no mean.
-
-    Raises:
-        ValueError: targets that are NaN or infinite, which would spoil all parameters.
-    """
-    if not isinstance(labels, Tensor) or len(labels) != len(group_ids):
-        return group_ids
-    if labels.is_floating_point():
-        bad = (~labels.isfinite()).flatten(1).any(dim=1) if labels.ndim > 1 else ~labels.isfinite()
-        if labels.device.type == "cpu" and bool(bad.any()):
-            row = int(bad.nonzero()[0])
-            raise ValueError(
-                f"Expected finite targets, got {labels[row].tolist()} in row {row} of a batch. Leave such rows out of "
-                "the training set."
-            )
-        return group_ids
-    if not may_have_classes(network):
-        return group_ids
-    return group_ids.masked_fill(~is_labelled(labels).to(group_ids.device), UNCOUNTED)
 
 
 def may_have_classes(network: nn.Module) -> bool:

@@ -29,6 +29,7 @@ from hf_cgd.models.outputs import forward_parameters, renamed_input, require_sup
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.example_weights import class_weights_of, require_weight_column
+from hf_cgd.trainer.host_ids import HOST_IDS
 from hf_cgd.trainer.label_setup import LabelSetup
 from hf_cgd.trainer.sample import Sample
 
@@ -128,7 +129,8 @@ class GroupSetup:
     @property
     def extra_columns(self) -> list[str]:
         """Columns that a dataset has to keep although the model has no argument of their name."""
-        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP, *self.keys_beside[1:]]
+        own_column = [] if self._options.example_weight_column is None else [self._options.example_weight_column]
+        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP, *own_column]
 
     def suits(self, train_dataset: Any, objective: Objective) -> bool:
         """Whether this was read from that training set and holds all that the objective needs."""
@@ -136,10 +138,15 @@ class GroupSetup:
         return self.train_dataset is train_dataset and not (uncounted and "class_counts" in objective.reads)
 
     @property
+    def label_name(self) -> str:
+        """Batch key of the labels."""
+        return self._label_columns[0]
+
+    @property
     def keys_beside(self) -> list[str]:
         """Keys of a batch that no model takes: those of group ids and of example weights."""
         column = self._options.example_weight_column
-        return [self.key] if column is None else [self.key, column]
+        return [self.key, HOST_IDS] if column is None else [self.key, HOST_IDS, column]
 
     def require_ids(self, ids: Any, inputs: Mapping[str, Any]) -> None:
         """Raise a ValueError where a training batch has none."""

@@ -10,9 +10,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
 
+from hf_cgd.gradients import needs_static_shapes
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import BesideBatches, without
+from hf_cgd.trainer.forward import may_have_classes
 from hf_cgd.trainer.group_setup import GroupSetup
+from hf_cgd.trainer.host_ids import HostIdsCollator
 
 LOADERS = ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader")
 
@@ -73,6 +76,10 @@ class GroupDataTrainer(Trainer):
                 self._read_groups()
                 in_order = self.group_objective.needs_gradients
                 self.data_collator = self._setup.training_collator(own, in_order)
+                if self.args.device.type != "cpu" and not needs_static_shapes(self.args.device):
+                    assert self.model is not None
+                    has_classes, name = may_have_classes(self.model), self._setup.label_name
+                    self.data_collator = HostIdsCollator(self.data_collator, self._setup.key, name, has_classes)
             else:
                 self.data_collator = self._setup.evaluation_collator(own, dataset)
             yield

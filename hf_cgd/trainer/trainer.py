@@ -20,9 +20,10 @@ from hf_cgd.trainer.config import objective_of, options_of
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
-from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, ids_of_labelled, labels_in
+from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in, may_have_classes
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
+from hf_cgd.trainer.host_ids import HostIds
 from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.resume import RunState
@@ -74,6 +75,7 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         self._group_log: GroupLog | None = None
         self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
         self._own_loss = OwnLoss()
+        self._host_ids = HostIds()
         self.group_evaluation = GroupEvaluation()
         self.group_evaluation.class_names = class_names_of(self.model)
         self.all_metrics = self.group_evaluation.latest
@@ -155,10 +157,11 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
                 self._examine(batch)
         beside = [self._beside.find(batch) for batch in batches]
         labels = [batch.get(self.label_names[0]) for batch in batches]
-        ids: list[Any] = [taken.get(self._setup.key) for taken in beside]
-        if self.robust_loss is not None and all(part is not None for part in ids) and not self._uses_parent_loss:
-            counted = zip(ids, labels, strict=True)
-            self.robust_loss.open_window([self._ids_that_count(part, own) for part, own in counted])
+        if self.robust_loss is not None and not self._uses_parent_loss:
+            ids = [self._ids_of(taken, own) for taken, own in zip(beside, labels, strict=True)]
+            known = [part for part in ids if part is not None]
+            if len(known) == len(ids):
+                self.robust_loss.open_window(known)
         if self._example_weights.are_set and not any(own is None for own in labels):
             self._example_weights.open_step(labels, beside, self._setup.key)
         return batches, num_items
@@ -179,16 +182,14 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         The group weights move here, before the parameters do, once per optimizer step.
         """
         inputs, beside = self._split(inputs)
-        group_ids = beside.get(self._setup.key)
         labels = labels_in(inputs, self.label_names[0])
         trains = model.training and torch.is_grad_enabled()
         robust_loss = self.robust_loss if trains else None
+        group_ids = None if robust_loss is None else self._ids_of(beside, labels)
         if self._uses_parent_loss or not (trains and self.group_objective.plain_mean):
             self._examine(inputs)
         if robust_loss is not None:
             self._batches_left -= 1
-            if group_ids is not None:
-                group_ids = self._ids_that_count(group_ids, labels)
         self._scale_as_the_parent(self._uses_parent_loss)
         if self._uses_parent_loss:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -217,6 +218,7 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         """See `Trainer.log`. Adds weights and training losses of the groups; intervals stay out of the log."""
         shown = {name: without_arrays(value) for name, value in logs.items() if not is_interval(name)}
         if "loss" in logs and self.is_in_train and self.robust_loss is not None and self._group_log is not None:
+            self._host_ids.require_same()
             shown.update(self._group_log.values(self.robust_loss, self.state.global_step))
         super().log(shown, start_time)
         logs.update({name: value for name, value in shown.items() if name not in logs})
@@ -257,8 +259,8 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
                 self.compute_loss_func,
             )
 
-    def _ids_that_count(self, group_ids: Tensor, labels: Any) -> Tensor:
-        return ids_of_labelled(group_ids, labels, self._network)
+    def _ids_of(self, beside: Mapping[str, Any], labels: Any) -> Tensor | None:
+        return self._host_ids.of(beside, self._setup.key, labels, may_have_classes(self._network))
 
     def _losses_of_examples(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)

@@ -173,3 +173,21 @@ def test_nothing_is_trainable() -> None:
 def test_invalid_values(value: object) -> None:
     with pytest.raises(ValueError, match="gradient_layers"):
         gradient_scope(nn.Linear(2, 2), value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layers", ["head", ["head"]])
+def test_the_head_alone_is_the_layer_that_gives_the_logits(layers: str | list[str]) -> None:
+    bert = tf.BertForSequenceClassification(tf.BertConfig(**BERT_LIKE))
+    assert list(gradient_scope(bert, layers)) == ["classifier.weight", "classifier.bias"]
+    assert list(gradient_scope(from_timm("resnet18"), layers)) == ["fc.weight", "fc.bias"]
+    # A name with "head" in it is none, nor is a layer that only stands at the end.
+    roberta = tf.RobertaForSequenceClassification(tf.RobertaConfig(**BERT_LIKE))
+    assert list(gradient_scope(roberta, layers)) == ["classifier.out_proj.weight", "classifier.out_proj.bias"]
+
+
+def test_a_network_without_a_known_head_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="gradient_layers='head'.*regular expressions"):
+        gradient_scope(nn.Sequential(nn.LSTM(2, 2)), "head")
+    frozen = nn.Sequential(nn.Linear(2, 2)).requires_grad_(False)
+    with pytest.raises(ValueError, match="no parameter is trainable"):
+        gradient_scope(frozen, "head")

@@ -133,7 +133,7 @@ class AutoEngine(GradientEngine):
         # Overflows under a loss scale, or a loss that is not finite, tell nothing: the next step decides.
         if not self._everywhere(bool(exact.rows.isfinite().all())):
             return exact
-        check = StepCheck(self.parameters, exact, losses, group_ids, groups)
+        check = StepCheck(self.parameters, exact, losses, group_ids.to(losses.device), groups)
         reasons = self._ruled_out.copy()
         for place, candidate in enumerate(self._candidates):
             verdict = check.verdict_on(candidate)

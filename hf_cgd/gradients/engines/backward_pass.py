@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.gradients.autograd import Cut, scalar_with_gradients, weighted_sum
+from hf_cgd.gradients.autograd import Cut, scalar_with_gradients, unflatten, weighted_sum
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory, scaled_by_example
 
 
@@ -47,10 +47,19 @@ class BackwardPass:
             of_groups = coefficients[self.order.first]
             found = {parameter: weighted_sum(rows, of_groups) for parameter, rows in known.items()}
             self._add_missing(found, coefficients)
-        tensors: list[Tensor] = list(self.parameters)
         gradients = [
             found[id(p)].view_as(p).to(p.dtype) if id(p) in found else torch.zeros_like(p) for p in self.parameters
         ]
+        return self._finish(loss, coefficients, gradients)
+
+    def scalar_of_rows(self, loss: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
+        """The same where the groups' gradients [G, P] over all parameters are known."""
+        with torch.no_grad():
+            gradients = unflatten(weighted_sum(rows, coefficients[self.order.first]), self.parameters)
+        return self._finish(loss, coefficients, gradients)
+
+    def _finish(self, loss: Tensor, coefficients: Tensor, gradients: list[Tensor]) -> Tensor:
+        tensors: list[Tensor] = list(self.parameters)
         if self.cut is not None and self.at_cut is not None:
             tensors.append(self.cut.tensor)
             gradients.append(scaled_by_example(self.at_cut, coefficients))

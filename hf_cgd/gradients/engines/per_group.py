@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.arithmetic import moved
 from hf_cgd.gradients.autograd import Cut, flatten, owned_parameters, scalar_with_gradients, unflatten, weighted_sum
 from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.layers.base import GroupOrder
 from hf_cgd.gradients.structure import LossGraph
 
 
@@ -40,7 +42,7 @@ class PerGroupEngine(GradientEngine):
             self._checked = True
         rows = []
         for group in groups:
-            in_group = (group_ids == group).to(losses)
+            in_group = moved(group_ids == group, losses.device, losses.dtype)
             gradients = _gradients(losses, self.parameters, in_group, True)
             rows.append(flatten(gradients, self.parameters))
         return GroupGradients(torch.stack(rows))
@@ -107,11 +109,12 @@ class PerGroupCutEngine(FastEngine):
         rows, at_cut = [], []
         for place, group in enumerate(groups):
             last = place == len(groups) - 1
-            gradients = _gradients(losses[group_ids == group].sum(), sources, None, keep_graph or not last)
+            in_group = moved(group_ids == group, losses.device, losses.dtype)
+            gradients = _gradients(losses, sources, in_group, keep_graph or not last)
             rows.append(flatten(gradients[: len(self.parameters)], self.parameters))
             if cut is not None:
                 at_cut.append(torch.zeros_like(cut.tensor) if gradients[-1] is None else gradients[-1])
-        first = torch.stack([(group_ids == group).nonzero()[0, 0] for group in groups])
+        first = GroupOrder.by_group(group_ids, groups, losses.device).first
         return _CutGradients(torch.stack(rows), self.parameters, first, cut, at_cut)
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -119,9 +122,7 @@ class PerGroupCutEngine(FastEngine):
             self._seen, self._cut = True, Cut.of((arguments, keywords))
 
 
-def _gradients(
-    losses: Tensor, sources: Sequence[Tensor], weights: Tensor | None, keep_graph: bool
-) -> list[Tensor | None]:
+def _gradients(losses: Tensor, sources: Sequence[Tensor], weights: Tensor, keep_graph: bool) -> list[Tensor | None]:
     """Gradients with respect to the sources, None for those that are frozen or not reached."""
     places = [place for place, source in enumerate(sources) if source.requires_grad]
     gradients: list[Tensor | None] = [None] * len(sources)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hf_cgd.gradients.autograd import Cut, owned_parameters
 from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
-from hf_cgd.gradients.gram import gram_matrix
+from hf_cgd.gradients.gram import inner_products
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory
 from hf_cgd.gradients.mixing import require_independent_examples
 from hf_cgd.gradients.recording import (
@@ -34,6 +34,8 @@ from hf_cgd.gradients.verification import row_error
 
 MEMORY_BUDGET = 2 * 2**30
 """Default bytes for the gradients of all groups."""
+SMALL_ROWS = 2**18
+"""Numbers in the gradients of all groups up to which they are formed at once: the cache holds them anyway."""
 
 
 class SinglePassEngine(FastEngine):
@@ -132,7 +134,7 @@ class SinglePassEngine(FastEngine):
             require_rows(call, found[: len(call.outputs)], len(losses))
             with_gradients.append((call, found[: len(call.outputs)]))
             found = found[len(call.outputs) :]
-        order = self.order_of(group_ids, groups)
+        order = self.order_of(group_ids, groups, losses.device)
         at_cut = found[0] if found else None
         return self.gradients_of(self.backward_pass(with_gradients, order, losses, cut, at_cut))
 
@@ -150,9 +152,9 @@ class SinglePassEngine(FastEngine):
                 call.rule = IN_GRAPH
         require_single_uses(calls, self.owned)
 
-    def order_of(self, group_ids: Tensor, groups: Sequence[int]) -> GroupOrder:
+    def order_of(self, group_ids: Tensor, groups: Sequence[int], device: torch.device) -> GroupOrder:
         """The order in which the rules take the examples."""
-        return GroupOrder.by_group(group_ids, groups)
+        return GroupOrder.by_group(group_ids, groups, device)
 
     def backward_pass(
         self,
@@ -201,16 +203,12 @@ class SinglePassEngine(FastEngine):
             rows[:, slice(*self.places[parameter])] = 0
         return rows
 
-    def by_parameter(self, rows: Tensor) -> dict[int, Tensor]:
-        """The columns [G, numel] of each parameter in rows [G, P], by id."""
-        return {parameter: rows[:, slice(*place)] for parameter, place in self.places.items()}
-
-    def gram_by_module(self, step: BackwardPass) -> tuple[Tensor, dict[int, Tensor]]:
+    def gram_by_module(self, step: BackwardPass, reads_values: bool) -> tuple[Tensor, dict[int, Tensor]]:
         """The Gram matrix, taken module by module while the gradients are in the cache.
 
         Returns:
-            float64 [G, G], and the gradients [G, numel] of as many parameters as the memory budget lets, by id. They
-            are valid until the next call of this or `rows_of`.
+            [G, G] as of `inner_products`, and the gradients [G, numel] of as many parameters as the memory budget lets,
+            by id. They are valid until the next call of this or `rows_of`.
         """
         uses: dict[nn.Module, list[tuple[LayerCall, OutputGradients]]] = {}
         for call, gradients in step.calls:
@@ -221,7 +219,7 @@ class SinglePassEngine(FastEngine):
         kept_size = sum(sizes[module] for module in keep)
         last = max((size for module, size in sizes.items() if module not in keep), default=0)
         memory = self._row_memory.of_shape((groups * (kept_size + last),), step.device, step.dtype)
-        gram = torch.zeros(groups, groups, dtype=torch.float64)
+        products: list[Tensor] = []
         kept: dict[int, Tensor] = {}
         used = 0
         for module, calls in uses.items():
@@ -233,11 +231,11 @@ class SinglePassEngine(FastEngine):
             for place, (call, gradients) in enumerate(calls):
                 fresh = () if place else targets
                 call.rule.form_gradients(call, gradients, step.order, targets, fresh)
-            gram += gram_matrix(block)
+            products.append(inner_products(block, reads_values))
             if module in keep:
                 kept.update((id(parameter), targets[name]) for name, parameter in own.items())
                 used += sizes[module]
-        return gram, kept
+        return torch.stack(products).sum(dim=0), kept
 
 
 class _SinglePassGradients(GroupGradients):
@@ -255,18 +253,21 @@ class _SinglePassGradients(GroupGradients):
         with torch.no_grad():
             return self._engine.rows_of(self._step)
 
-    def gram(self) -> Tensor:
+    def gram(self, reads_values: bool = True) -> Tensor:
         """See `GroupGradients.gram`."""
-        if self._engine.shares_parameters:
-            return super().gram()
+        size = self._engine.size * len(self._step.order.bounds)
+        fits = size * self._step.dtype.itemsize <= self._engine.memory_budget
+        if (size <= SMALL_ROWS and fits) or self._engine.shares_parameters:
+            return super().gram(reads_values)
         if self._gram is None:
             with torch.no_grad():
-                self._gram, self._kept = self._engine.gram_by_module(self._step)
+                self._gram, self._kept = self._engine.gram_by_module(self._step, reads_values)
         return self._gram
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
-        known = self._kept if self._rows is None else self._engine.by_parameter(self._rows)
-        return self._step.scalar(loss, coefficients, known)
+        if self._rows is not None:
+            return self._step.scalar_of_rows(loss, coefficients, self._rows)
+        return self._step.scalar(loss, coefficients, self._kept)
 
 
 def _within_budget(sizes: dict[nn.Module, int], most: int) -> set[nn.Module]:

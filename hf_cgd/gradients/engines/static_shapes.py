@@ -45,7 +45,7 @@ class StaticShapesEngine(SinglePassEngine):
         self.scaling_memory = _FreshMemory()
         self._by_group = torch.empty(0)
 
-    def order_of(self, group_ids: Tensor, groups: Sequence[int]) -> GroupOrder:
+    def order_of(self, group_ids: Tensor, groups: Sequence[int], device: torch.device) -> GroupOrder:
         """Every example by itself; the groups are noted, any of them, in any order."""
         wanted = torch.tensor(list(groups), device=group_ids.device)
         self._by_group = wanted[:, None] == group_ids[None, :]

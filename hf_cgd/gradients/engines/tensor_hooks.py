@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from hf_cgd.arithmetic import is_on_host
 from hf_cgd.gradients.autograd import Cut, owned_parameters
 from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
@@ -196,9 +197,10 @@ class TensorHookEngine(GradientEngine):
                 "that was done, the modules are compiled or re-entrantly checkpointed."
             )
         with torch.no_grad():
-            order = GroupOrder.by_group(group_ids, groups)
+            order = GroupOrder.by_group(group_ids, groups, losses.device)
             of_groups = weights[order.first].to(losses.dtype)
-            if bool((of_groups == 0).any()):
+            # On a device the division by 0 shows: the update is left out, and reported with the log.
+            if is_on_host(of_groups) and bool((of_groups == 0).any()):
                 silent = [group for group, weight in zip(groups, of_groups.tolist(), strict=True) if weight == 0]
                 raise ValueError(
                     f"The groups number {silent} took part with weight 0, so that the backward pass holds nothing of "

@@ -4,13 +4,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
+from hf_cgd.arithmetic import moved
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.gradients.layers.memory import ReusedMemory
 from hf_cgd.models.outputs import tensors_in
@@ -85,6 +88,7 @@ class GroupOrder:
         permutation: [B] the examples' places in the batch, sorted; None where they already stand in order.
         bounds: where each of the G groups begins and ends in the sorted batch.
         first: [G] the place in the batch of one example of each group.
+        members: [G, B] which examples of the sorted batch are in which group.
     """
 
     permutation: Tensor | None
@@ -92,14 +96,28 @@ class GroupOrder:
     first: Tensor
 
     @classmethod
-    def by_group(cls, group_ids: Tensor, groups: Sequence[int]) -> "GroupOrder":
-        """Sort by the ids [B]. `groups` are all that are present, in ascending order."""
-        permutation = group_ids.argsort(stable=True)
-        wanted = torch.tensor(groups, device=group_ids.device)
-        starts = torch.searchsorted(group_ids[permutation], wanted)
-        edges = [*starts.tolist(), len(group_ids)]
-        in_order = bool((group_ids[1:] >= group_ids[:-1]).all())
-        return cls(None if in_order else permutation, list(pairwise(edges)), permutation[starts])
+    def by_group(cls, group_ids: Tensor, groups: Sequence[int], device: torch.device | None = None) -> "GroupOrder":
+        """Sort by the ids [B]. `groups` are all that are present, in ascending order.
+
+        `device` is that of the examples; None for that of the ids, which are best on the host.
+        """
+        device = group_ids.device if device is None else device
+        numbers = group_ids.numpy(force=True)
+        if (numbers[1:] >= numbers[:-1]).all():
+            starts = first = np.searchsorted(numbers, groups)
+            permutation = None
+        else:
+            places = numbers.argsort(kind="stable")
+            starts = np.searchsorted(numbers[places], groups)
+            first, permutation = places[starts], moved(torch.from_numpy(places), device)
+        bounds = list(pairwise([*starts.tolist(), len(numbers)]))
+        return cls(permutation, bounds, moved(torch.from_numpy(first), device))
+
+    @cached_property
+    def members(self) -> Tensor:
+        """See `GroupOrder`."""
+        numbers = np.repeat(np.arange(len(self.bounds)), [end - start for start, end in self.bounds])
+        return moved(torch.from_numpy(numbers == np.arange(len(self.bounds))[:, None]), self.first.device)
 
     @classmethod
     def one_group(cls, batch: int, device: torch.device) -> "GroupOrder":

@@ -25,6 +25,10 @@ AFFINE_NODES = PLAIN_NODES | {
 """A product with a matrix, and a sum; nothing that scales, masks or bends."""
 
 
+SMALL_WORK = 2**19
+"""Products up to which all groups' gradients are formed at once."""
+
+
 class LinearRule(LayerRule):
     """For any module that computes x W^T + b with its parameters `weight` [out, in] and `bias`."""
 
@@ -150,6 +154,8 @@ class LinearRule(LayerRule):
     def _add(
         self, call: LayerCall, gradient: Tensor, order: GroupOrder, targets: dict[str, Tensor], write_over: bool
     ) -> None:
+        if self._add_at_once(call, gradient, order, targets, write_over):
+            return
         gradient_parts = order.split(gradient)
         if "weight" in targets:
             weight: Any = call.module.weight
@@ -168,6 +174,30 @@ class LinearRule(LayerRule):
         if "bias" in targets:
             for target, part in zip(targets["bias"], gradient_parts, strict=True):
                 target += part.flatten(0, -2).sum(dim=0, dtype=target.dtype)
+
+    def _add_at_once(
+        self, call: LayerCall, gradient: Tensor, order: GroupOrder, targets: dict[str, Tensor], write_over: bool
+    ) -> bool:
+        """The same for all groups in one product over the whole batch, where that is so small that calls count."""
+        inputs = call.inputs
+        work = len(order.bounds) * gradient.numel() * inputs.shape[-1]
+        dtype = next(iter(targets.values())).dtype
+        if work > SMALL_WORK or len(order.bounds) < 2 or gradient.dtype != dtype or inputs.dtype != dtype:
+            return False
+        left, right = order.sorted(gradient).flatten(0, -2), order.sorted(inputs).flatten(0, -2)
+        members = order.members
+        if len(left) > members.shape[1]:
+            members = members.repeat_interleave(len(left) // members.shape[1], dim=1)
+        members, zero = members[:, None], left.new_zeros(())
+        if "weight" in targets:
+            rows, columns = self._by_dimension(left, right)
+            # The others' rows become zero, not their products: what is not finite stays in its own group.
+            products = torch.where(members, rows.T, zero).reshape(-1, len(rows)) @ columns
+            products = products.view(len(members), -1)
+            targets["weight"].copy_(products) if write_over else targets["weight"].add_(products)
+        if "bias" in targets:
+            targets["bias"] += torch.where(members, left.T, zero).sum(dim=2)
+        return True
 
 
 class TransposedLinearRule(LinearRule):

@@ -1,0 +1,71 @@
+"""Who of a micro-batch is in which group, known on the host: counts and slices then wait for no device."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_cgd.arithmetic import Arithmetic, moved
+from hf_cgd.data.groups import UNCOUNTED
+from hf_cgd.robust_loss.uncounted import counted_by_group, rows_that_count
+
+
+class BatchGroups:
+    """The groups of a micro-batch on this process.
+
+    Args:
+        group_ids: [B] integers in [0, K), `UNCOUNTED` for an example that does not count.
+        num_groups: K.
+        arithmetic: under fixed shapes nothing is read, and all groups count as present.
+
+    Attributes:
+        ids: as given; on the host unless shapes are fixed.
+        numbers: the same as an array on the host; None under fixed shapes.
+        counts: examples that count, of each group: integers [K], where the ids are.
+        present: numbers of the groups that have any, in ascending order.
+        rows: places [R] of the examples that count, None where all do, or where that is not known.
+
+    Raises:
+        ValueError: a number that is none of these.
+    """
+
+    def __init__(self, group_ids: Tensor, num_groups: int, arithmetic: Arithmetic) -> None:
+        self.ids = group_ids
+        self.numbers: np.ndarray | None = None
+        self.rows: np.ndarray | None = None
+        self.present: Sequence[int]
+        if arithmetic.fixed_shapes:
+            self.counts = counted_by_group(moved(group_ids, arithmetic.device), num_groups)
+            self.present = range(num_groups)
+            return
+        self.ids = group_ids.cpu()
+        self.numbers = self.ids.numpy()
+        numbers = self.numbers
+        lowest = numbers.min(initial=0)
+        if lowest < 0:
+            self.rows = rows_that_count(self.ids)
+            numbers = numbers if self.rows is None else numbers[self.rows]
+            lowest = numbers.min(initial=0)
+        if lowest < 0 or numbers.max(initial=0) >= num_groups:
+            raise ValueError(
+                f"Expected groups numbered 0 to {num_groups - 1}, got {lowest} to {numbers.max()}. The numbers are "
+                "places in GroupInfo.names."
+            )
+        counts = np.bincount(numbers, minlength=num_groups)
+        self.counts = torch.from_numpy(counts)
+        self.present = np.flatnonzero(counts).tolist()
+
+    def sums_of(self, losses: Tensor, arithmetic: Arithmetic) -> Tensor:
+        """Sums [K] of the losses [B] of each group, examples that do not count left out, where the statistics are."""
+        values = arithmetic.move(losses.detach())
+        if self.numbers is not None and arithmetic.device.type == "cpu" and arithmetic.reads_values:
+            weights, numbers = values.numpy(), self.numbers
+            if self.rows is not None:
+                weights, numbers = weights[self.rows], numbers[self.rows]
+            return torch.from_numpy(np.bincount(numbers, weights=weights, minlength=len(self.counts)))
+        ids = moved(self.ids, values.device)
+        if self.rows is None and self.numbers is not None:
+            return values.new_zeros(len(self.counts)).index_add(0, ids, values)
+        values = values.where(ids != UNCOUNTED, 0.0)
+        return values.new_zeros(len(self.counts)).index_add(0, ids.clamp_min(0), values)

@@ -1,0 +1,102 @@
+"""Group ids on the host, beside those of a batch that has gone to a device: a step then waits for nothing."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_cgd.arithmetic import moved
+from hf_cgd.data.groups import UNCOUNTED
+from hf_cgd.models.example_losses import is_labelled
+
+HOST_IDS = "__group_ids_on_host__"
+"""Batch key of the ids as an array, which no loader moves to a device."""
+
+
+class HostIdsCollator:
+    """Wraps a collator: adds the group ids of the batch as an array, `UNCOUNTED` for examples without a label.
+
+    Args:
+        collator: makes a batch with group ids.
+        key: of the ids.
+        label_name: of the labels.
+        has_classes: whether integer labels are classes, so that -100 among them stands for none.
+    """
+
+    def __init__(self, collator: Callable[[list[Any]], Any], key: str, label_name: str, has_classes: bool) -> None:
+        self.collator, self.key, self.label_name, self.has_classes = collator, key, label_name, has_classes
+
+    def __call__(self, features: list[Any]) -> Any:
+        """The batch of the wrapped collator with the array."""
+        batch = self.collator(features)
+        ids = batch.get(self.key) if hasattr(batch, "get") else None
+        if isinstance(ids, Tensor):
+            batch[HOST_IDS] = ids_that_count(ids, batch.get(self.label_name), self.has_classes).numpy()
+        return batch
+
+
+class HostIds:
+    """Finds the ids of a batch on the host, and sees to it that they are those of the batch."""
+
+    def __init__(self) -> None:
+        self._differ: Tensor | None = None
+
+    def of(self, taken: Mapping[str, Any], key: str, labels: Any, has_classes: bool) -> Tensor | None:
+        """Group ids [B], `UNCOUNTED` for examples without a label; None where the batch has none.
+
+        They are on the host where the collator kept a copy there.
+
+        Args:
+            taken: what travels beside the batch.
+            key: of the ids.
+            labels, has_classes: see `ids_that_count`.
+        """
+        ids = taken.get(key)
+        if ids is None:
+            return None
+        own, kept = ids_that_count(ids, labels, has_classes), taken.get(HOST_IDS)
+        # Loaders that cut batches up for several processes hand the array on as it was.
+        if not isinstance(kept, np.ndarray) or kept.shape != tuple(own.shape):
+            return own
+        on_host = torch.from_numpy(kept)
+        differ = (moved(on_host, own.device) != own).any()
+        self._differ = differ if self._differ is None else self._differ | differ
+        return on_host
+
+    def require_same(self) -> None:
+        """Raise a ValueError if a batch since the last call had other ids than its copy on the host; a wait."""
+        differ, self._differ = self._differ, None
+        if differ is not None and bool(differ):
+            raise ValueError(
+                "The group ids or the labels of a batch were changed after the collator made it, so that the copy on "
+                f"the host is another's. Change them in the collator, or take {HOST_IDS!r} out of the batch."
+            )
+
+
+def ids_that_count(group_ids: Tensor, labels: Any, has_classes: bool) -> Tensor:
+    """Group ids [B] of a batch, `UNCOUNTED` for an example of class -100, which counts in no mean.
+
+    Args:
+        group_ids: [B].
+        labels: of the batch.
+        has_classes: whether integer labels are classes.
+
+    Raises:
+        ValueError: targets on the host that are NaN or infinite, which would spoil all parameters.
+    """
+    if not isinstance(labels, Tensor) or len(labels) != len(group_ids):
+        return group_ids
+    if labels.is_floating_point():
+        bad = (~labels.isfinite()).flatten(1).any(dim=1) if labels.ndim > 1 else ~labels.isfinite()
+        if labels.device.type == "cpu" and bool(bad.any()):
+            row = int(bad.nonzero()[0])
+            raise ValueError(
+                f"Expected finite targets, got {labels[row].tolist()} in row {row} of a batch. Leave such rows out of "
+                "the training set."
+            )
+        return group_ids
+    if not has_classes:
+        return group_ids
+    return group_ids.masked_fill(~is_labelled(labels).to(group_ids.device), UNCOUNTED)
