@@ -26,6 +26,8 @@ def published_table(
         named = [objective] if objective in published.cells else list(published.cells)
         rows += [[f"{name}, {source}", *published.cells[name]] for name in named]
         lines.append(plain(rows))
+    if info.caveat:
+        lines.append(info.caveat)
     if made_up:
         lines.append("The data of this run was made up: its numbers do not compare.")
     return "\n".join(lines)

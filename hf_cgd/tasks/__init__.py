@@ -8,7 +8,9 @@ from typing import Any
 
 from datasets import DatasetDict
 
-from hf_cgd.tasks.base import DataSource, HubData, Hyperparameters, Published, Task, TaskInfo, WildsData
+from hf_cgd.tasks.base import DataSource, HubData, Hyperparameters, Published, Search, Task, TaskInfo, WildsData
+from hf_cgd.tasks.celeba import CelebA
+from hf_cgd.tasks.civilcomments import CivilComments
 from hf_cgd.tasks.colored_mnist import ColoredMNIST
 from hf_cgd.tasks.mnist_settings import MNISTSettings
 from hf_cgd.tasks.multinli import MultiNLI
@@ -20,6 +22,8 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         MNISTSettings.name: MNISTSettings,
         MultiNLI.name: MultiNLI,
         Waterbirds.name: Waterbirds,
+        CelebA.name: CelebA,
+        CivilComments.name: CivilComments,
     }
 )
 """Every benchmark by name."""
@@ -64,6 +68,7 @@ __all__ = [
     "HubData",
     "Hyperparameters",
     "Published",
+    "Search",
     "Task",
     "TaskInfo",
     "WildsData",

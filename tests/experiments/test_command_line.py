@@ -1,7 +1,6 @@
 """`python -m hf_cgd.experiments`, and the grids that come along."""
 
 import json
-import runpy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 from grids import RECIPE, starts
 from paths import RECIPES, ROOT
+from recipe_parts import recipe_parts
 
 from hf_cgd import GroupRobustConfig
 from hf_cgd.experiments import PRESETS
@@ -117,7 +117,7 @@ def test_grids_that_come_along_name_options_that_their_recipe_has(name: str, mon
     monkeypatch.chdir(ROOT)
     preset = _preset(str(GRIDS.get(name, name)))
     grids = [preset.grid, preset.quick().grid] if name in PRESETS else [preset.grid]
-    own = runpy.run_path(grids[0].recipe)["Options"]
+    own, _, _ = recipe_parts(Path(grids[0].recipe))
     known = {field.name for kind in (own, GroupRobustConfig) for field in fields(kind)}
     for grid in grids:
         assert grid.search_runs() and all(grid.options_of(run).keys() <= known for run in grid.search_runs())
