@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from hf_cgd.tasks.base import TaskInfo
 from hf_cgd.tasks.raw_files import data_missing
@@ -32,7 +33,9 @@ def wilds_dataset(info: TaskInfo, root: Path, **options: Any) -> Any:
     if not root.is_dir():
         raise data_missing(info, root, f"the folder {info.wilds.name}_v… of the wilds package")
     try:
-        dataset = wilds.get_dataset(info.wilds.name, root_dir=str(root), download=False, **options)
+        # Version 2.0 writes numbers into columns of texts, which pandas 3 refuses where texts have a type of their own.
+        with pd.option_context("future.infer_string", False):
+            dataset = wilds.get_dataset(info.wilds.name, root_dir=str(root), download=False, **options)
     except FileNotFoundError as error:
         wanted = error.filename or f"{info.wilds.name}_v… with its RELEASE_v….txt, which the wilds package wrote there"
         raise data_missing(info, root, str(wanted)) from error
