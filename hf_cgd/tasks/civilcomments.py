@@ -121,9 +121,14 @@ class CivilComments(Task):
     def _from_wilds(self, root: Path) -> DatasetDict:
         dataset = wilds_dataset(INFO, root)
         metadata = metadata_of(dataset)
-        # The package reads empty comments as missing.
-        columns = {"text": ["" if not isinstance(text, str) else text for text in dataset._text_array]}
-        columns |= {"label": metadata.pop("y")} | {name: metadata[name] for name in (*IDENTITIES, *AUXILIARY)}
+        texts = list(dataset._text_array)
+        if not all(isinstance(text, str) for text in texts):
+            # The package takes a comment like "NA", or an empty one, for a missing one.
+            table = read_csv(INFO, Path(dataset.data_dir), FILE, ("comment_text",), keep_default_na=False)
+            texts = table["comment_text"].tolist()
+        columns = {"text": texts, "label": metadata["y"]} | {
+            name: metadata[name] for name in (*IDENTITIES, *AUXILIARY)
+        }
         split = np.asarray(dataset.split_array).astype(np.int64)
         return by_split(_with_subgroups(columns), split, split_names(INFO, dataset), FEATURES, dataset.data_dir)
 

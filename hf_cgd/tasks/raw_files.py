@@ -68,20 +68,20 @@ def read_csv(info: TaskInfo, folder: Path, file: str, columns: Iterable[str], **
     return table
 
 
-def codes(table: pd.DataFrame, column: str, allowed: Sequence[Any], path: Path) -> np.ndarray:
-    """A column as it is, once every row has been found to hold one of the `allowed` values.
+def codes(table: pd.DataFrame, column: str, allowed: Sequence[int], path: Path) -> np.ndarray:
+    """A column as int64, once every row has been found to hold one of the `allowed` numbers.
 
     Raises:
         ValueError: another value, or none; the message names the row.
     """
-    good = table[column].isin(allowed).to_numpy()
-    if not good.all():
-        row = int(np.flatnonzero(~good)[0])
+    values = pd.to_numeric(table[column], errors="coerce")
+    bad = np.flatnonzero(~values.isin(allowed).to_numpy())
+    if len(bad):
         raise ValueError(
             f"{path}: column {column!r}: expected one of {list(allowed)[:SHOWN]} in every row, got "
-            f"{_plain(table[column].iloc[row])!r} in row {row} ({int((~good).sum())} such rows). Correct or drop them."
+            f"{_plain(table[column].iloc[bad[0]])!r} in row {bad[0]} ({len(bad)} such rows). Correct or drop them."
         )
-    return table[column].to_numpy()
+    return values.to_numpy(dtype=np.int64)
 
 
 def numbers(table: pd.DataFrame, column: str, path: Path) -> np.ndarray:

@@ -33,7 +33,7 @@ def wilds_dataset(info: TaskInfo, root: Path, **options: Any) -> Any:
     if not root.is_dir():
         raise data_missing(info, root, f"the folder {info.wilds.name}_v… of the wilds package")
     try:
-        # Version 2.0 writes numbers into columns of texts, which pandas 3 refuses where texts have a type of their own.
+        # Version 2.0 writes numbers into a column of texts, which pandas 3 refuses where texts have their own type.
         with pd.option_context("future.infer_string", False):
             dataset = wilds.get_dataset(info.wilds.name, root_dir=str(root), download=False, **options)
     except FileNotFoundError as error:

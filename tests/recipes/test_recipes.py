@@ -108,7 +108,13 @@ def test_multinli_local_files_and_yaml(recipe: Recipe, tmp_path: Path, text_mode
     hypotheses = ["the man never sleeps", "the man sleeps"] * 12
     for name in multinli.FILES:
         write_jsonl(tmp_path / f"{name}.jsonl", nli_rows(hypotheses, [0, 0, 1, 1, 2, 2] * 4))
-    config = {"data_dir": str(tmp_path), "model": str(text_model), "objective": "group_dro", "preset": "paper"}
+    config = {
+        "data_dir": str(tmp_path),
+        "model": str(text_model),
+        "objective": "group_dro",
+        "preset": "paper",
+        "split": "genres",
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config, "group_column": "negation", "eval_strategy": "no"}))
     trainer = recipe("multinli_cgd", tmp_path / "run.yaml", "--load_best_model_at_end", "false")
     assert trainer.groups.names == ("no", "yes") and trainer.groups.counts == (12, 12)

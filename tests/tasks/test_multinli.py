@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import raw_layouts as raw
 from datasets import Dataset
 from made_files import nli_rows, write_jsonl
 
@@ -97,3 +99,65 @@ def test_demo_labels_follow_from_the_words() -> None:
                 "contradiction" if (claimed == said) == multinli.has_negation(row["hypothesis"]) else "entailment"
             )
         assert multinli.LABELS[row["label"]] == expected, row
+
+
+# ---- The published split ----------------------------------------------------------------------------------------------
+
+
+def test_the_split_of_the_file_with_labels_in_its_own_order(tmp_path: Path) -> None:
+    """Read back row by row from what was written: the split, the label by name, the negation of the file."""
+    raw.write_multinli(tmp_path)
+    raw.hub_multinli(tmp_path / "hub", tmp_path)
+    splits, info = load_task("multinli", tmp_path, split="group_dro")
+    rows = [row for part in range(3) for row in raw.multinli_rows(part) if row["gold_label"] != "-"]
+    for code, split in enumerate(raw.SPLITS):
+        expected = [row for number, row in enumerate(rows) if number // 6 % 3 == code]
+        found = splits[split]
+        assert found["hypothesis"][:] == [row["sentence2"] for row in expected]
+        assert [info.label_names[label] for label in found["label"]] == [row["gold_label"] for row in expected]
+        assert found["negation"][:] == [int("never" in row["sentence2"]) for row in expected]
+    assert info.caveat == ""
+    settings = {"split": "group_dro", "split_file": str(tmp_path / "metadata_random.csv")}
+    again, _ = load_task("multinli", "hub", tmp_path / "hub", **settings)
+    assert {name: part.to_dict() for name, part in again.items()} == {
+        name: part.to_dict() for name, part in splits.items()
+    }
+
+
+def test_negation_is_what_the_file_says(tmp_path: Path) -> None:
+    """Its rule splits words in another way than ours; the published groups are its."""
+    raw.write_multinli(tmp_path)
+    table = pd.read_csv(tmp_path / "metadata_random.csv", index_col=0)
+    table["sentence2_has_negation"] = 1 - table["sentence2_has_negation"]
+    table.to_csv(tmp_path / "metadata_random.csv")
+    splits, _ = load_task("multinli", tmp_path, split="group_dro")
+    assert all(negated == ("never" not in text) for rows in splits.values()
+               for negated, text in zip(rows["negation"], rows["hypothesis"], strict=True))  # fmt: skip
+
+
+def test_a_split_file_that_does_not_fit(tmp_path: Path) -> None:
+    raw.write_multinli(tmp_path)
+    path = tmp_path / "metadata_random.csv"
+    text = path.read_text()
+    lines = text.splitlines()
+    path.write_text("\n".join(lines[:-1]))
+    with pytest.raises(ValueError, match="a row for each of the 36 labelled pairs, got 35"):
+        load_task("multinli", tmp_path, split="group_dro")
+    path.write_text("\n".join([lines[0], lines[2], lines[1], *lines[3:]]))
+    with pytest.raises(
+        ValueError, match=r"row 0 says 'neutral', the corpus 'entailment' \(2 such rows\).*order of the corpus"
+    ):
+        load_task("multinli", tmp_path, split="group_dro")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"(?s)expected metadata_random.csv in .*kohpangwei/group_DRO"):
+        load_task("multinli", tmp_path, split="group_dro")
+
+
+def test_a_split_of_our_own_says_that_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw.write_multinli(tmp_path)
+    with caplog.at_level("INFO"):
+        splits, info = load_task("multinli", tmp_path)
+    assert "a 50/20/30 split of our own (seed 0), not that of metadata_random.csv" in caplog.text
+    assert "only that of metadata_random.csv has the published rows" in info.caveat
+    # 38 pairs, drawn before the two that nobody agreed on are dropped.
+    assert sum(map(len, splits.values())) == 36 and 18 <= len(splits["train"]) + 1 <= 20
