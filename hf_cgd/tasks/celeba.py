@@ -160,7 +160,8 @@ class CelebA(Task):
         """Faces are ovals; hair is yellow or dark, and men have a beard. Few men are blond."""
         generator = np.random.default_rng(self.seed)
         (folder / IMAGE_FOLDER).mkdir()
-        rows, parts = [], []
+        rows: list[tuple[str, int, int, int]] = []
+        parts: list[tuple[str, int]] = []
         for split, size in DEMO_SIZES.items():
             for _ in range(size):
                 male = int(generator.random() < 0.45)

@@ -11,6 +11,7 @@ Other work groups by "any identity x label", or gives a comment with two identit
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -126,7 +127,7 @@ class CivilComments(Task):
             # The package takes a comment like "NA", or an empty one, for a missing one.
             table = read_csv(INFO, Path(dataset.data_dir), FILE, ("comment_text",), keep_default_na=False)
             texts = table["comment_text"].tolist()
-        columns = {"text": texts, "label": metadata["y"]} | {
+        columns: dict[str, Any] = {"text": texts, "label": metadata["y"]} | {
             name: metadata[name] for name in (*IDENTITIES, *AUXILIARY)
         }
         split = np.asarray(dataset.split_array).astype(np.int64)
@@ -168,7 +169,7 @@ class CivilComments(Task):
 
 def _splits(table: pd.DataFrame, where: Path) -> DatasetDict:
     label = numbers(table, "toxicity", where) >= CUT
-    columns = {"text": table["comment_text"].tolist(), "label": label.astype(np.int64)}
+    columns: dict[str, Any] = {"text": table["comment_text"].tolist(), "label": label.astype(np.int64)}
     for name in (*IDENTITIES, *AUXILIARY):
         shares = pd.to_numeric(table[name], errors="coerce").to_numpy(dtype=np.float64)
         if np.isnan(shares).any():
@@ -182,7 +183,7 @@ def _splits(table: pd.DataFrame, where: Path) -> DatasetDict:
     return by_split(_with_subgroups(columns), table["split"].to_numpy(dtype=object), SPLIT_NAMES, FEATURES, where)
 
 
-def _with_subgroups(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _with_subgroups(columns: dict[str, Any]) -> dict[str, Any]:
     """The columns and those of `SUBGROUPS`."""
     label = np.asarray(columns["label"])
     return columns | {

@@ -146,7 +146,7 @@ class Waterbirds(Task):
     def _write_demo(self, folder: Path) -> None:
         """Birds are bright discs (land) or bars (water) before green (land) or blue (water)."""
         generator = np.random.default_rng(self.seed)
-        rows = []
+        rows: list[tuple[int, str, int, int, int, str]] = []
         for split, size in DEMO_SIZES.items():
             for number in range(size):
                 label = int(generator.random() < 0.3)

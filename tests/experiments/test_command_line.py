@@ -13,6 +13,7 @@ from recipe_parts import recipe_parts
 from hf_cgd import GroupRobustConfig
 from hf_cgd.experiments import PRESETS
 from hf_cgd.experiments.__main__ import _number, _preset, main
+from hf_cgd.tasks import TASKS
 
 # ---- The command line -----------------------------------------------------------------------------------------------
 
@@ -131,6 +132,31 @@ def test_published_grids() -> None:
     conditions = {"setting=noise", "setting=rotation", "setting=spurious"}
     assert {key[0] for key in PRESETS["mnist_settings"].published} == conditions
     assert PRESETS["colored_mnist"].published["", "cgd"] == ("78.6 (0.5)", "65.6 (5.9)")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_benchmark_has_the_paper_s_grid(name: str) -> None:
+    info, grid = TASKS[name]().info, PRESETS[name].grid
+    assert grid.metric == info.metric
+    if info.search is not None:
+        assert PRESETS[name].columns == info.published["paper"].metrics and grid.options["preset"] == "paper"
+        assert {objective for _, objective in PRESETS[name].published} == set(grid.objectives)
+
+
+def test_what_the_paper_searched() -> None:
+    """Points: learning rate 2 x weight decay 3, step 4, seven values of C; on WILDS the step alone."""
+    points = {
+        name: [len(PRESETS[name].grid.points(objective)) for objective in PRESETS[name].grid.objectives]
+        for name in ("waterbirds", "celeba", "multinli", "civilcomments")
+    }
+    of_labels = [6, 6 * 7, 6 * 4, 6 * 4 * 7, 6 * 4 * 7]
+    assert points == {
+        "waterbirds": of_labels,
+        "celeba": of_labels,
+        "multinli": of_labels,
+        "civilcomments": [1, 1, 1, 4, 4],
+    }
+    assert PRESETS["civilcomments"].grid.seeds == (0, 1, 2, 3, 4) and PRESETS["celeba"].grid.seeds == (0, 1, 2)
 
 
 def test_a_real_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
