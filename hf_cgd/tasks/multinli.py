@@ -110,7 +110,6 @@ INFO = TaskInfo(
     },
 )  # fmt: skip
 
-
 CAVEATS: Mapping[SplitName, str] = {
     "regenerated": f"The split is a 50/20/30 draw of our own: only that of {SPLIT_FILE} has the published rows.",
     "group_dro": "",
@@ -120,7 +119,7 @@ CAVEATS: Mapping[SplitName, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MultiNLI(Task):
-    """MultiNLI; `split` is explained at `splits_of`. Made-up data has its own split, in a file like group_DRO's."""
+    """MultiNLI; `split` is explained at `splits_of`. Made-up data has its own split, in a file like that of Sagawa et al."""
 
     name = INFO.name
     split: SplitName = field(
@@ -133,6 +132,10 @@ class MultiNLI(Task):
     split_file: str | None = field(
         default=None, metadata={"help": f"Path of {SPLIT_FILE}; None for the one in the folder of the data."}
     )
+
+    def __post_init__(self) -> None:
+        if self.split not in CAVEATS:
+            raise ValueError(f"split must be one of {', '.join(map(repr, CAVEATS))}, got {self.split!r}.")
 
     @property
     def info(self) -> TaskInfo:
@@ -151,6 +154,11 @@ class MultiNLI(Task):
 
     def _split(self, parts: DatasetDict, folder: Path | None) -> DatasetDict:
         if self.split != "group_dro":
+            if self.split_file is not None:
+                raise ValueError(
+                    f"split_file={self.split_file} is for split='group_dro' and would not be read with "
+                    f"split={self.split!r}. Leave it out, or set split='group_dro'."
+                )
             return splits_of(parts, self.split, self.seed)
         path = Path(self.split_file) if self.split_file is not None else (folder or Path()) / SPLIT_FILE
         return splits_by_file(parts, path)

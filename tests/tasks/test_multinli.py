@@ -161,3 +161,11 @@ def test_a_split_of_our_own_says_that_it_is(tmp_path: Path, caplog: pytest.LogCa
     assert "only that of metadata_random.csv has the published rows" in info.caveat
     # 38 pairs, drawn before the two that nobody agreed on are dropped.
     assert sum(map(len, splits.values())) == 36 and 18 <= len(splits["train"]) + 1 <= 20
+
+
+def test_settings_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="split must be one of 'regenerated', 'group_dro', 'genres', got 'random'"):
+        load_task("multinli", tmp_path, split="random")
+    raw.write_multinli(tmp_path)
+    with pytest.raises(ValueError, match="is for split='group_dro' and would not be read with split='genres'"):
+        load_task("multinli", tmp_path, split="genres", split_file="a.csv")
