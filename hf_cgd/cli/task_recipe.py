@@ -133,7 +133,8 @@ class TaskRecipe:
         if info.kind == "pixels":
             return splits
         preparation = task.image_preparation(_preset(own))
-        kept = ["label", *(config.group_column or ()), *(config.eval_group_column or ())]
+        weight = [] if config.example_weight_column is None else [config.example_weight_column]
+        kept = ["label", *(config.group_column or ()), *(config.eval_group_column or ()), *weight]
         mean, std = scale_of(processor)
         return with_pixels(
             splits, info.inputs[0], task.open_image, lambda training: preparation.steps(training, mean, std), kept

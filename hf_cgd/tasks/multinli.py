@@ -119,7 +119,7 @@ CAVEATS: Mapping[SplitName, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MultiNLI(Task):
-    """MultiNLI; `split` is explained at `splits_of`. Made-up data has its own split, in a file like that of Sagawa et al."""
+    """MultiNLI; `split` is explained at `splits_of`. Made-up data has a split file of its own."""
 
     name = INFO.name
     split: SplitName = field(
