@@ -207,8 +207,8 @@ class SinglePassEngine(FastEngine):
         """The Gram matrix, taken module by module while the gradients are in the cache.
 
         Returns:
-            [G, G] as of `inner_products`, and the gradients [G, numel] of as many parameters as the memory budget lets,
-            by id. They are valid until the next call of this or `rows_of`.
+            [G, G] as of `inner_products`, and the gradients [G, numel] of as many parameters as the memory budget
+            lets, by id. They are valid until the next call of this or `rows_of`.
         """
         uses: dict[nn.Module, list[tuple[LayerCall, OutputGradients]]] = {}
         for call, gradients in step.calls:
