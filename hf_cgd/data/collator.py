@@ -210,7 +210,8 @@ class SubgroupCollator(GroupCollator):
 
 def _plain(values: list[Any]) -> list[Any]:
     """The values of a column; those of single-valued tensors as Python's own, read all at once."""
-    if values and all(isinstance(value, torch.Tensor) and value.ndim == 0 for value in values):
+    kind = getattr(values[0], "dtype", None) if values else None
+    if kind is not None and all(isinstance(v, torch.Tensor) and v.ndim == 0 and v.dtype == kind for v in values):
         return torch.stack(values).tolist()
     return values
 
