@@ -103,7 +103,7 @@ class GroupCollator:
         if self.in_group_order:
             order = np.argsort(ids, kind="stable")
             ids, features = ids[order], [features[place] for place in order]
-        rows = [self._numbered(feature, row) for feature, row in zip(features, ids, strict=True)]
+        rows = self._all_numbered(features, ids)
         before = None if self._returned else RandomState()
         batch = self.collator(rows)
         if not isinstance(batch, MutableMapping):
@@ -140,7 +140,8 @@ class GroupCollator:
         if self.optional and not all(has_value(feature, name) for feature in given for name in columns):
             return ids
         try:
-            ids[present] = self.groups.encode([value_of(feature, name) for name in columns] for feature in given)
+            values = [_plain([value_of(feature, name) for feature in given]) for name in columns]
+            ids[present] = self.groups.encode(zip(*values, strict=True))
         except KeyError as error:
             raise ValueError(
                 f"Expected the group column(s) {list(columns)} in every example, but {error.args[0]!r} is missing; "
@@ -148,12 +149,27 @@ class GroupCollator:
             ) from error
         return ids
 
+    def _all_numbered(self, features: list[Any], ids: np.ndarray) -> list[Any]:
+        """The rows with numbers in place of the group columns' values."""
+        names = features[0].keys() if features and type(features[0]) is dict else ()
+        # The usual case, without a look at each row's names.
+        if ids.ndim == 1 and names and all(type(row) is dict and row.keys() == names for row in features):
+            own = self._own_names(features[0])
+            if ROW_GROUP not in names:
+                return [
+                    {**row, **dict.fromkeys(own, number)} for row, number in zip(features, ids.tolist(), strict=True)
+                ]
+        return [self._numbered(feature, row) for feature, row in zip(features, ids, strict=True)]
+
+    def _own_names(self, feature: Any) -> list[str]:
+        """Names of a row under which the wrapped collator gets its group id."""
+        own = [name for name in self.group_columns if has_value(feature, name)]
+        return [self.batch_key] if not own and self._takes_more and isinstance(feature, Mapping) else own
+
     def _numbered(self, feature: Any, group_id: Any) -> Any:
         if feature is None:
             return None
-        own = [name for name in self.group_columns if has_value(feature, name)]
-        if not own and self._takes_more and isinstance(feature, Mapping):
-            own = [self.batch_key]
+        own = self._own_names(feature)
         if own:
             feature = with_values(feature, dict.fromkeys(own, int(group_id)))
         if has_value(feature, ROW_GROUP):
@@ -190,6 +206,14 @@ class SubgroupCollator(GroupCollator):
     def _numbered(self, feature: Any, group_id: Any) -> Any:
         bits = np.arange(len(group_id)) if len(group_id) < MOST_SUBGROUPS else 0
         return super()._numbered(feature, int((group_id << bits).sum()))
+
+
+def _plain(values: list[Any]) -> list[Any]:
+    """The values of a column; those of single-valued tensors as Python's own, read all at once."""
+    kind = getattr(values[0], "dtype", None) if values else None
+    if kind is not None and all(isinstance(v, torch.Tensor) and v.ndim == 0 and v.dtype == kind for v in values):
+        return torch.stack(values).tolist()
+    return values
 
 
 def without_value(row: Any, name: str) -> Any:

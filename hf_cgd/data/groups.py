@@ -118,19 +118,20 @@ class GroupInfo:
         Raises:
             ValueError: a value that cannot name a group, or a group that is not among `names`.
         """
-        index = {name: i for i, name in enumerate(self.names)}
         ids = []
         for row, values in enumerate(rows):
             # The type is a part of the key since True and 1 are equal, yet other groups.
-            plain = all(isinstance(value, (str, int, np.generic)) for value in values)
-            key = tuple((type(value), value) for value in values) if plain else None
-            place = self._seen.get(key)
+            key = tuple([(type(value), value) for value in values])
+            try:
+                place = self._seen.get(key)
+            except TypeError:
+                place = None
             if place is None:
                 name = self.name_of(values, row)
-                place = index.get(name)
-                if place is None:
+                if name not in self.names:
                     raise self._unknown(name, row)
-                if plain:
+                place = self.names.index(name)
+                if all(isinstance(value, (str, int, np.generic)) for value in values):
                     self._seen[key] = place
             ids.append(place)
         return np.asarray(ids, dtype=np.int64)
