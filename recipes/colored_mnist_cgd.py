@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
             min_group_size=config.min_group_size,
             seed=config.seed,
         )
-        splits = task.load(own.data_dir)
+        splits = task.load(data_dir=own.data_dir)
         set_seed(config.seed)
         model, _ = image_classifier(own.model, task.info.label_names, pretrained=False, **mnist.IMAGE_FORMAT)
     return run(config, model, splits)

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     with readable_errors(own, config), config.main_process_first():
         sizes: Any = {"train_counts": own.train_counts, "validation_size": own.validation_size}
         task = MNISTSettings(setting=own.setting, classes=own.classes, seed=config.seed, **sizes)
-        splits = task.load(own.data_dir)
+        splits = task.load(data_dir=own.data_dir)
         set_seed(config.seed)
         model, _ = image_classifier(own.model, task.info.label_names, pretrained=False, **mnist.IMAGE_FORMAT)
     return run(config, model, splits)

@@ -26,9 +26,9 @@ class Options:
         default=None,
         metadata={"help": "Folder of train, validation_matched and validation_mismatched (JSONL or Parquet)."},
     )
-    preset: Literal["sagawa", "paper"] = field(
-        default="sagawa",
-        metadata={"help": "Hyperparameters: 'sagawa' (BERT, AdamW) or 'paper' (DistilBERT, SGD)."},
+    preset: Literal["group_dro", "paper"] = field(
+        default="group_dro",
+        metadata={"help": "Hyperparameters: 'group_dro' (BERT, AdamW) or 'paper' (DistilBERT, SGD)."},
     )
     resplit: bool = field(default=False, metadata={"help": "50/20/30 at random over all parts, by the run's seed."})
     max_length: int = field(default=128, metadata={"help": "Tokens of a pair; longer ones are cut."})
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     own, config = parse_command_line(Options, defaults, arguments)
     task = MultiNLI(resplit=own.resplit, seed=config.seed)
     with readable_errors(own, config, spellings={"source=demo": "--demo"}), config.main_process_first():
-        splits = task.load(source="demo") if own.demo else task.load(own.data_dir)
+        splits = task.load("demo") if own.demo else task.load(data_dir=own.data_dir)
         torch.manual_seed(config.seed)
         model, tokenizer = (
             demo_classifier() if own.demo and own.model is None else text_classifier(own.model, task.info.label_names)

@@ -99,14 +99,16 @@ def load_splits(dataset: str, config_name: str | None = None) -> DatasetDict:
     return _by_split(load_from_hub(dataset, advice, config_name), dataset)
 
 
-def load_from_hub(hub_id: str, advice: str, config_name: str | None = None) -> DatasetDict:
-    """A dataset of the Hub.
+def load_from_hub(
+    hub_id: str, advice: str, config_name: str | None = None, revision: str | None = None
+) -> DatasetDict:
+    """A dataset of the Hub, of that commit (None: the newest).
 
     Raises:
         ConnectionError: it cannot be had; three lines say what, why, and what to do, of which `advice` is the last.
     """
     try:
-        return datasets.load_dataset(hub_id, config_name)
+        return datasets.load_dataset(hub_id, config_name, revision=revision)
     except OSError as error:
         reason = " ".join(str(error).split())
         offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0") else ""

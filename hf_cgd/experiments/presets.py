@@ -86,7 +86,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 "seeds": (0,),
                 "options": {**_FEW_DIGITS, "train_size": 5005},
             },
-            published=_only_condition(_COLORED_MNIST.published),
+            published=_of_paper(_COLORED_MNIST),
         ),
         "colored_mnist_ratios": Preset(
             Grid(
@@ -121,7 +121,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             published={
                 (f"setting={setting}", objective): cells
                 for setting in GROUPS
-                for objective, cells in MNISTSettings(setting=setting).info.published.items()
+                for objective, cells in MNISTSettings(setting=setting).info.published["paper"].cells.items()
             },
         ),
         "multinli": Preset(
@@ -133,7 +133,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 metric=_MULTINLI.metric,
             ),
             {"values": {"step_size": (0.1, 0.01), "penalty_weight": (1,)}, "seeds": (0,), "options": {"demo": True}},
-            published=_only_condition(_MULTINLI.published),
+            published=_of_paper(_MULTINLI),
         ),
         "waterbirds": _images(
             {"dataset": "grodino/waterbirds", "group_column": ["label", "place"]},

@@ -18,7 +18,7 @@ import numpy as np
 from datasets import Dataset, DatasetDict
 
 from hf_cgd.tasks import mnist
-from hf_cgd.tasks.base import DataSource, Task, TaskInfo
+from hf_cgd.tasks.base import Published, Task, TaskInfo
 
 GROUPS = ("majority", "minority")
 RATIO = 1000
@@ -29,11 +29,16 @@ INFO = replace(
     name="colored_mnist",
     # First column of the paper's Table 3: per cent, three seeds.
     published={
-        "erm": ("50 (0.0)", "0 (0.0)"),
-        "erm_uw": ("53.6 (0.1)", "7.2 (2.1)"),
-        "pgi": ("52.5 (1.7)", "44.4 (1.5)"),
-        "group_dro": ("73.5 (5.3)", "48.5 (11.5)"),
-        "cgd": ("78.6 (0.5)", "65.6 (5.9)"),
+        "paper": Published(
+            ("accuracy", "worst_group_accuracy"),
+            {
+                "erm": ("50 (0.0)", "0 (0.0)"),
+                "erm_uw": ("53.6 (0.1)", "7.2 (2.1)"),
+                "pgi": ("52.5 (1.7)", "44.4 (1.5)"),
+                "group_dro": ("73.5 (5.3)", "48.5 (11.5)"),
+                "cgd": ("78.6 (0.5)", "65.6 (5.9)"),
+            },
+        )
     },
 )
 
@@ -54,8 +59,11 @@ class ColoredMNIST(Task):
         """The same in all settings; the published cells are of a ratio of 1000."""
         return INFO
 
-    def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
-        return splits_of(mnist.load(data_dir), **asdict(self))
+    def _from_hub(self, folder: Path | None) -> DatasetDict:
+        return splits_of(mnist.from_hub(folder), **asdict(self))
+
+    def _from_files(self, folder: Path) -> DatasetDict:
+        return splits_of(mnist.load(folder), **asdict(self))
 
 
 def splits_of(

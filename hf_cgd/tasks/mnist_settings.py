@@ -22,7 +22,7 @@ from datasets import Dataset, DatasetDict
 from scipy import ndimage
 
 from hf_cgd.tasks import mnist
-from hf_cgd.tasks.base import DataSource, Task, TaskInfo
+from hf_cgd.tasks.base import Published, Task, TaskInfo
 
 SettingName = Literal["noise", "rotation", "spurious"]
 Classes = Literal[2, 10]
@@ -74,11 +74,14 @@ class MNISTSettings(Task):
             name=self.name,
             label_names=label_names(self.classes),
             hyperparameters={"paper": replace(paper, shared={**paper.shared, **own})},
-            published=PUBLISHED[self.setting],
+            published={"paper": Published(("accuracy", "worst_group_accuracy"), PUBLISHED[self.setting])},
         )
 
-    def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
-        return splits_of(mnist.load(data_dir), **asdict(self))
+    def _from_hub(self, folder: Path | None) -> DatasetDict:
+        return splits_of(mnist.from_hub(folder), **asdict(self))
+
+    def _from_files(self, folder: Path) -> DatasetDict:
+        return splits_of(mnist.load(folder), **asdict(self))
 
 
 def label_names(classes: Classes) -> tuple[str, ...]:

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
 
-from hf_cgd.data.sources import find_tables, load_from_hub, require_columns_in_splits, require_text
+from hf_cgd.data.sources import find_tables, require_columns_in_splits, require_text
 from hf_cgd.data.tables import read_table
-from hf_cgd.tasks.base import DataSource, Hyperparameters, Task, TaskInfo
+from hf_cgd.tasks.base import HubData, Hyperparameters, Published, Task, TaskInfo
+from hf_cgd.tasks.hub_source import hub_splits
 from hf_cgd.tasks.multinli_demo import LABELS, demo
 
 NEGATION_WORDS = frozenset({"nobody", "no", "never", "nothing"})
 FILES = {"train": "train", "validation_matched": "validation", "validation_mismatched": "test"}
 """Name of each part of the corpus (on the Hub, and the stem of a file), and the split it serves as."""
+COLUMNS = ("premise", "hypothesis", "label")
 SPLIT_FRACTIONS = (0.5, 0.2, 0.3)
 """Train, validation and test of Sagawa et al."""
 
@@ -37,10 +39,11 @@ INFO = TaskInfo(
     citation="Williams, Nangia, Bowman: A broad-coverage challenge corpus for sentence understanding through "
     "inference. NAACL 2018. Groups: Sagawa, Koh, Hashimoto, Liang: Distributionally robust neural networks for group "
     "shifts. ICLR 2020.",
-    hub_id=HUB_ID,
+    inputs=("premise", "hypothesis"),
+    hub=HubData(HUB_ID),
     hyperparameters={
         # Group-DRO's authors, who train ERM for 20 epochs.
-        "sagawa": Hyperparameters({
+        "group_dro": Hyperparameters({
             "model": "bert-base-uncased", "optim": "adamw_torch", "learning_rate": 2e-5, "weight_decay": 0.0,
             "adam_epsilon": 1e-8, "per_device_train_batch_size": 32, "num_train_epochs": 3, "max_length": 128,
             "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
@@ -62,11 +65,16 @@ INFO = TaskInfo(
     },
     # The paper's Table 3: per cent, three seeds.
     published={
-        "erm": ("81.8 (0.4)", "69.0 (1.2)"),
-        "erm_uw": ("81.2 (0.1)", "64.8 (1.6)"),
-        "pgi": ("80.8 (0.8)", "69.0 (3.3)"),
-        "group_dro": ("81.5 (0.1)", "76.6 (0.5)"),
-        "cgd": ("81.3 (0.2)", "76.1 (1.5)"),
+        "paper": Published(
+            ("accuracy", "worst_group_accuracy"),
+            {
+                "erm": ("81.8 (0.4)", "69.0 (1.2)"),
+                "erm_uw": ("81.2 (0.1)", "64.8 (1.6)"),
+                "pgi": ("80.8 (0.8)", "69.0 (3.3)"),
+                "group_dro": ("81.5 (0.1)", "76.6 (0.5)"),
+                "cgd": ("81.3 (0.2)", "76.1 (1.5)"),
+            },
+        )
     },
 )  # fmt: skip
 
@@ -83,31 +91,33 @@ class MultiNLI(Task):
         """The same in all settings; the published cells are of a split like that of `resplit`."""
         return INFO
 
-    def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
-        parts = demo(self.seed) if source == "demo" else load(data_dir)
-        return splits_of(parts, self.resplit, self.seed)
-
-
-def load(data_dir: str | Path | None = None) -> DatasetDict:
-    """The corpus from the Hub or from local files, its parts named as on the Hub.
-
-    Args:
-        data_dir: a folder with tables (JSONL, Parquet or CSV) `train`, `validation_matched` and, optionally,
-            `validation_mismatched`, which have columns `premise`, `hypothesis` and `label`: 0, 1, 2 in the order of
-            `LABELS` or these names; -1, "-" or nothing where the annotators did not agree. None for the Hub.
-
-    Raises:
-        FileNotFoundError: no such folder, or a part that is missing.
-        ValueError: a column that is missing.
-        ConnectionError: the Hub cannot be reached; three lines say what to pass instead.
-    """
-    if data_dir is None:
+    def _from_hub(self, folder: Path | None) -> DatasetDict:
         advice = (
             "Pass data_dir= with a folder of train and validation_matched (.jsonl or .parquet), or source=demo for "
             "made-up sentences."
         )
-        parts = load_from_hub(HUB_ID, advice)
-        return DatasetDict({name: parts[name] for name in FILES})
+        return splits_of(hub_splits(INFO, folder, {name: name for name in FILES}, COLUMNS, advice), self.resplit, self.seed)
+
+    def _from_files(self, folder: Path) -> DatasetDict:
+        return splits_of(load(folder), self.resplit, self.seed)
+
+    def _write_demo(self, folder: Path) -> None:
+        for name, rows in demo(self.seed).items():
+            rows.to_json(folder / f"{name}.jsonl")
+
+
+def load(data_dir: str | Path) -> DatasetDict:
+    """The corpus from local files, its parts named as on the Hub.
+
+    Args:
+        data_dir: a folder with tables (JSONL, Parquet or CSV) `train`, `validation_matched` and, optionally,
+            `validation_mismatched`, which have columns `premise`, `hypothesis` and `label`: 0, 1, 2 in the order of
+            `LABELS` or these names; -1, "-" or nothing where the annotators did not agree.
+
+    Raises:
+        FileNotFoundError: no such folder, or a part that is missing.
+        ValueError: a column that is missing.
+    """
     if not Path(data_dir).is_dir():
         raise FileNotFoundError(f"data_dir: expected a folder with the files of MultiNLI, but there is no {data_dir}.")
     tables = find_tables(data_dir, FILES)
@@ -118,9 +128,8 @@ def load(data_dir: str | Path | None = None) -> DatasetDict:
             f"{sorted(path.name for path in Path(data_dir).iterdir())[:10]}. Rename the files like the Hub's parts."
         )
     parts = DatasetDict({name: read_table(path) for name, path in tables.items()})
-    require_columns_in_splits(parts, {"data_dir": "premise"})
-    require_columns_in_splits(parts, {"data_dir": "hypothesis"})
-    require_columns_in_splits(parts, {"data_dir": "label"})
+    for column in COLUMNS:
+        require_columns_in_splits(parts, {"data_dir": column})
     return parts
 
 
