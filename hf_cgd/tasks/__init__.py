@@ -9,9 +9,12 @@ from typing import Any
 from datasets import DatasetDict
 
 from hf_cgd.tasks.base import DataSource, HubData, Hyperparameters, Published, Task, TaskInfo, WildsData
+from hf_cgd.tasks.camelyon17 import Camelyon17
 from hf_cgd.tasks.colored_mnist import ColoredMNIST
+from hf_cgd.tasks.fmow import FMoW
 from hf_cgd.tasks.mnist_settings import MNISTSettings
 from hf_cgd.tasks.multinli import MultiNLI
+from hf_cgd.tasks.povertymap import PovertyMap
 from hf_cgd.tasks.waterbirds import Waterbirds
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
@@ -19,6 +22,9 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         ColoredMNIST.name: ColoredMNIST,
         MNISTSettings.name: MNISTSettings,
         MultiNLI.name: MultiNLI,
+        PovertyMap.name: PovertyMap,
+        FMoW.name: FMoW,
+        Camelyon17.name: Camelyon17,
         Waterbirds.name: Waterbirds,
     }
 )

@@ -6,7 +6,7 @@ Images of eight bands, a number to predict (an index of the assets of households
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,6 +45,7 @@ OBJECTIVES = {
     "coral": {"group_sampling": "balanced", "penalty_weight": 0.1},
 }
 
+HUB = HubData("1aurent/PovertyMap")
 INFO = TaskInfo(
     name="povertymap",
     kind="image",
@@ -60,7 +61,7 @@ INFO = TaskInfo(
     licence="Landsat, DMSP and VIIRS images: public domain (U.S.); the surveys: terms of the DHS Program",
     citation="Yeh et al.: Using publicly available satellite imagery and deep learning to understand economic "
     "well-being in Africa. Nature Communications 2020. Splits: Koh et al.: WILDS. ICML 2021.",
-    hub=HubData("1aurent/PovertyMap"),
+    hub=HUB,
     wilds=WildsData("poverty", SPLITS),
     layout="dhs_metadata.csv (country, urban, wealthpooled, …) and images/landsat_poverty_img_<row>.npz, whose array "
     "'x' is float32 [8, 224, 224].",
@@ -70,16 +71,16 @@ INFO = TaskInfo(
     ),
     size="19,669 images, of which 9,797 train in fold A; 13 GB packed",
     hyperparameters={
-        "paper": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation("wilds1.2")),
-        "wilds1.2": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation("wilds1.2")),
-        "wilds2.0": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation("none")),
+        "paper": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation(changes="wilds1.2")),
+        "wilds1.2": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation(changes="wilds1.2")),
+        "wilds2.0": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation(changes="none")),
         "demo": Hyperparameters(
             {
-                **RESNET, "model": "resnet10t", "learning_rate": 2e-3, "num_train_epochs": 8,
-                "save_strategy": "no", "load_best_model_at_end": False,
+                **RESNET, "model": "test_resnet", "learning_rate": 3e-3, "num_train_epochs": 4,
+                "per_device_eval_batch_size": 256, "save_strategy": "no", "load_best_model_at_end": False,
             },
             OBJECTIVES,
-            SatellitePreparation("flips_and_jitter"),
+            SatellitePreparation(changes="flips_and_jitter"),
         ),
     },
     published={
@@ -107,17 +108,13 @@ FURTHER = Features(year=Value("int64"), lat=Value("float64"), lon=Value("float64
 
 @dataclass(frozen=True, kw_only=True)
 class PovertyMap(WildsTask):
-    """PovertyMap; `seed` is that of made-up data alone.
-
-    Attributes:
-        fold: which countries are held back.
-    """
+    """PovertyMap; `seed` is that of made-up data alone."""
 
     name = INFO.name
     metadata = "dhs_metadata.csv"
     folders = ("poverty_v1.1",)
     wilds_class = ("wilds.datasets.poverty_dataset", "PovertyMapDataset")
-    fold: Fold = "A"
+    fold: Fold = field(default="A", metadata={"help": "Which countries are held back to validate and to test."})
 
     def __post_init__(self) -> None:
         if self.fold not in FOLDS:
@@ -139,7 +136,7 @@ class PovertyMap(WildsTask):
     def _from_hub(self, folder: Path | None) -> DatasetDict:
         if self.fold != "A":
             raise ValueError(
-                f"fold: the Hub has fold 'A' alone, got {self.fold!r}. Read the folder of the wilds package for others."
+                f"fold: the Hub has fold 'A' alone, got {self.fold!r}. Read others from the wilds package's folder."
             )
         splits = hub_splits(INFO, folder, SPLITS, ("image", "wealthpooled", "country", "urban"))
         for name, rows in splits.items():
@@ -148,7 +145,7 @@ class PovertyMap(WildsTask):
             labels = np.asarray(rows["wealthpooled"][:], dtype=np.float64)
             if not np.isfinite(labels).all():
                 row = int(np.flatnonzero(~np.isfinite(labels))[0])
-                raise ValueError(f"{INFO.hub}: column 'wealthpooled': expected a number, got NaN in {name} row {row}.")
+                raise ValueError(f"{HUB.id}: column 'wealthpooled': expected a number, got NaN in {name} row {row}.")
             splits[name] = rows.rename_column("wealthpooled", "label").cast_column("label", FEATURES["label"])
         for name in ("country", "urban"):
             if not isinstance(splits["train"].features[name], ClassLabel):

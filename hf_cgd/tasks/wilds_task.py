@@ -12,7 +12,7 @@ from datasets import DatasetDict, Features
 
 from hf_cgd.tasks.base import Task
 from hf_cgd.tasks.raw_files import base_folder, by_split
-from hf_cgd.tasks.wilds_source import opened, split_names, wilds_dataset
+from hf_cgd.tasks.wilds_source import reading_with_wilds, split_names, wilds_dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class WildsTask(Task):
 
     @abstractmethod
     def _check(self, folder: Path) -> None:
-        """Raise a ValueError that names the row where the table holds what the package would take for something else."""
+        """Raise a ValueError that names the row where the package would take what stands there for something else."""
 
     @abstractmethod
     def _columns(self, dataset: Any) -> tuple[Mapping[str, Any], Features]:
@@ -51,14 +51,13 @@ class WildsTask(Task):
     def _from_files(self, folder: Path) -> DatasetDict:
         folder = base_folder(self.info, folder, self.metadata, self.folders)
         self._check(folder)
-        return self._splits(opened(self.info, folder, lambda: self._in_place(folder)))
-
-    def _in_place(self, folder: Path) -> Any:
         module, name = self.wilds_class
-        kind: Any = getattr(importlib.import_module(module), name)
-        # The package asks for a folder of a certain name with a file that says its version, and makes it.
-        in_place = type(name, (kind,), {"initialize_data_dir": lambda *_: str(folder)})
-        return in_place(**self._wilds_options)
+        with reading_with_wilds(self.info, folder):
+            kind: Any = getattr(importlib.import_module(module), name)
+            # The package asks for a folder of a certain name with a file that says its version, and makes it.
+            in_place = type(name, (kind,), {"initialize_data_dir": lambda *_: str(folder)})
+            dataset = in_place(**self._wilds_options)
+        return self._splits(dataset)
 
     def _splits(self, dataset: Any) -> DatasetDict:
         columns, features = self._columns(dataset)
