@@ -92,3 +92,16 @@ def test_a_run_in_one_pass_equals_one_backward_pass_per_group(kind: str, trainer
         if engine == "auto":
             assert isinstance(run.robust_loss.engine.chosen, SinglePassEngine)
     torch.testing.assert_close(weights["auto"], weights["per_group"], rtol=1e-5, atol=1e-7)
+
+
+@predicts_one_class
+@pytest.mark.parametrize("frozen", [False, True])
+def test_nine_rows_in_balanced_batches_of_four(frozen: bool, trainer: Any) -> None:
+    """No batch of one is left over, of which 1 x 1 pixels have no deviation; there are as many steps as promised."""
+    model = BUILD["raw timm"]()
+    if frozen:
+        freeze_batch_norm(model)
+    options = {"group_sampling": "balanced", "max_steps": -1, "num_train_epochs": 1, "objective": "cgd"}
+    run = trainer(options, model=model, train_dataset=image_dataset(9, 32))
+    run.train()
+    assert run.state.global_step == len(run.get_train_dataloader()) == 3
