@@ -13,6 +13,8 @@ def published_table(
 ) -> str:
     """A table with a row for the run, and one for each source that reports this objective (else: all it reports).
 
+    The average that the benchmark reports stands in a column of its own where the source has none of it.
+
     Args:
         info: of the benchmark.
         objective: of the run.
@@ -21,11 +23,14 @@ def published_table(
     """
     lines = []
     for source, published in info.published.items():
-        rows = [["", *published.metrics]]
-        rows.append([f"{objective}, this run", *(_cell(metrics, metric) for metric in published.metrics)])
+        columns = list(dict.fromkeys([*published.metrics, info.average_metric]))
+        rows = [["", *columns], [f"{objective}, this run", *(_cell(metrics, metric) for metric in columns)]]
+        blank = [""] * (len(columns) - len(published.metrics))
         named = [objective] if objective in published.cells else list(published.cells)
-        rows += [[f"{name}, {source}", *published.cells[name]] for name in named]
+        rows += [[f"{name}, {source}", *published.cells[name], *blank] for name in named]
         lines.append(plain(rows))
+    if info.caveat:
+        lines.append(info.caveat)
     if made_up:
         lines.append("The data of this run was made up: its numbers do not compare.")
     return "\n".join(lines)

@@ -53,8 +53,8 @@ class TaskRecipe:
             _option("model", str | None, None, "Hub id, local folder or timm architecture; None for the preset's."),
             _option(
                 "source", str | None, None,
-                f"Where the data comes from: {', '.join(info.sources)} or the folder of its files; None for data_dir's "
-                "files, or else the Hub.",
+                f"Where the data comes from: {', '.join(info.sources)} or the folder of its files; None for the files "
+                "in data_dir, or else the Hub.",
             ),
             _option("data_dir", str | None, None, "Folder of the data: its own files, or what the source reads."),
             _option("preset", presets, self.preset or info.presets[0], "Who states the hyperparameters."),

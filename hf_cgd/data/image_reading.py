@@ -26,6 +26,7 @@ class ImageReader:
     kept: Sequence[str] = ()
 
     def __call__(self, rows: dict[str, list[Any]]) -> dict[str, Any]:
+        """The batch that a loader gets."""
         batch: dict[str, Any] = {name: rows[name] for name in self.kept if name in rows}
         if self.column in rows:
             batch["pixel_values"] = torch.stack([self.steps(self.open_image(value)) for value in rows[self.column]])
@@ -46,10 +47,7 @@ def with_pixels(
     """
     readers = {training: ImageReader(column, open_image, steps(training), kept) for training in (True, False)}
     return DatasetDict(
-        {
-            name: _undecoded(rows, column).with_transform(readers[name == "train"])
-            for name, rows in splits.items()
-        }
+        {name: _undecoded(rows, column).with_transform(readers[name == "train"]) for name, rows in splits.items()}
     )
 
 

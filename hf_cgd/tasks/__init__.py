@@ -8,8 +8,10 @@ from typing import Any
 
 from datasets import DatasetDict
 
-from hf_cgd.tasks.base import DataSource, HubData, Hyperparameters, Published, Task, TaskInfo, WildsData
+from hf_cgd.tasks.base import DataSource, HubData, Hyperparameters, Published, Search, Task, TaskInfo, WildsData
 from hf_cgd.tasks.camelyon17 import Camelyon17
+from hf_cgd.tasks.celeba import CelebA
+from hf_cgd.tasks.civilcomments import CivilComments
 from hf_cgd.tasks.colored_mnist import ColoredMNIST
 from hf_cgd.tasks.fmow import FMoW
 from hf_cgd.tasks.mnist_settings import MNISTSettings
@@ -22,10 +24,12 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         ColoredMNIST.name: ColoredMNIST,
         MNISTSettings.name: MNISTSettings,
         MultiNLI.name: MultiNLI,
+        Waterbirds.name: Waterbirds,
+        CelebA.name: CelebA,
+        CivilComments.name: CivilComments,
         PovertyMap.name: PovertyMap,
         FMoW.name: FMoW,
         Camelyon17.name: Camelyon17,
-        Waterbirds.name: Waterbirds,
     }
 )
 """Every benchmark by name."""
@@ -70,6 +74,7 @@ __all__ = [
     "HubData",
     "Hyperparameters",
     "Published",
+    "Search",
     "Task",
     "TaskInfo",
     "WildsData",

@@ -73,6 +73,23 @@ class Published:
 
 
 @dataclass(frozen=True)
+class Search:
+    """What the CGD paper tried on a benchmark.
+
+    Attributes:
+        objectives: of its table, in its order.
+        values: {option: values}, one of which is chosen by validation.
+        seeds: how many runs it averages over.
+        options: further options of a recipe, the same in all runs.
+    """
+
+    objectives: tuple[str, ...]
+    values: Mapping[str, tuple[Any, ...]]
+    seeds: int = 3
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class TaskInfo:
     """What is known of a benchmark.
 
@@ -100,6 +117,8 @@ class TaskInfo:
         hyperparameters: by the source that states them: "paper" (the CGD paper), "group_dro" (the code of Sagawa et
             al.), "wilds1.2" and "wilds2.0" (the examples of that version), "demo".
         published: numbers by the source that reports them; "paper" is the CGD paper.
+        caveat: what keeps numbers in these settings from comparing with the published ones, "" for nothing.
+        search: what the CGD paper tried, None where it does not say.
     """
 
     name: str
@@ -123,6 +142,8 @@ class TaskInfo:
     train_counts: Mapping[str, int] | None = None
     hyperparameters: Mapping[str, Hyperparameters] = field(default_factory=dict)
     published: Mapping[str, Published] = field(default_factory=dict)
+    caveat: str = ""
+    search: Search | None = None
 
     @property
     def lower_is_better(self) -> bool:

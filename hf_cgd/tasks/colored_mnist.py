@@ -11,14 +11,16 @@ rounded down (49,950 + 49 at ratio 1000; half of each evaluation split is not us
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
 
 from hf_cgd.tasks import mnist
 from hf_cgd.tasks.base import Published, Task, TaskInfo
+from hf_cgd.tasks.paper import WITHOUT_ADJUSTMENT
 
 GROUPS = ("majority", "minority")
 RATIO = 1000
@@ -27,6 +29,7 @@ VALIDATION_SIZE = 10_000
 INFO = replace(
     mnist.INFO,
     name="colored_mnist",
+    search=WITHOUT_ADJUSTMENT,
     # First column of the paper's Table 3: per cent, three seeds.
     published={
         "paper": Published(
@@ -43,15 +46,21 @@ INFO = replace(
 )
 
 
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ColoredMNIST(Task):
     """Colored-MNIST; the settings are explained at `splits_of`."""
 
     name = INFO.name
-    ratio: float = RATIO
-    train_size: int | None = None
-    validation_size: int = VALIDATION_SIZE
-    legacy: bool = False
+    ratio: float = _setting(RATIO, "Majority examples for each of the minority in training.")
+    train_size: int | None = _setting(None, "Train on this many images, at the same ratio.")
+    validation_size: int = _setting(VALIDATION_SIZE, "Training images that are kept to validate.")
+    legacy: bool = _setting(
+        False, "As the authors' released code: the minority recolours images of the majority, cyan/magenta."
+    )
     min_group_size: int = 2
 
     @property

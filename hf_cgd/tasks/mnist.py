@@ -42,7 +42,7 @@ INFO = TaskInfo(
     kind="pixels",
     inputs=("pixel_values",),
     image_format=IMAGE_FORMAT,
-    hub=HubData(HUB_ID),
+    hub=HubData(HUB_ID, revision="77f3279092a1c1579b2250db8eafed0ad422088c"),
     layout="the four IDX files train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
     "t10k-labels-idx1-ubyte, plain or .gz.",
     places=("https://huggingface.co/datasets/ylecun/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist/"),

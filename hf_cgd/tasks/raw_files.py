@@ -1,5 +1,6 @@
 """The raw files of benchmarks: found, read and checked, with messages that say what is wanted and where to get it."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ SHOWN = 10
 
 def data_missing(info: TaskInfo, folder: Path, wanted: str) -> FileNotFoundError:
     """The error that names what is wanted, the folder and what is in it, the layout, and the places to get it."""
-    found = f"found {sorted(path.name for path in folder.iterdir())[:SHOWN]}" if folder.is_dir() else "which is not there"
+    found = (
+        f"found {sorted(path.name for path in folder.iterdir())[:SHOWN]}" if folder.is_dir() else "which is not there"
+    )
     lines = [f"{info.name}: expected {wanted} in {folder}, {found}."]
     lines += [f"Lay it out like this: {info.layout}"] if info.layout else []
     lines += [f"A place to get it: {place}" for place in info.places]
@@ -65,20 +68,20 @@ def read_csv(info: TaskInfo, folder: Path, file: str, columns: Iterable[str], **
     return table
 
 
-def codes(table: pd.DataFrame, column: str, allowed: Sequence[Any], path: Path) -> np.ndarray:
-    """A column as it is, once every row has been found to hold one of the `allowed` values.
+def codes(table: pd.DataFrame, column: str, allowed: Sequence[int], path: Path) -> np.ndarray:
+    """A column as int64, once every row has been found to hold one of the `allowed` numbers.
 
     Raises:
         ValueError: another value, or none; the message names the row.
     """
-    good = table[column].isin(allowed).to_numpy()
-    if not good.all():
-        row = int(np.flatnonzero(~good)[0])
+    values = pd.to_numeric(table[column], errors="coerce")
+    bad = np.flatnonzero(~values.isin(allowed).to_numpy())
+    if len(bad):
         raise ValueError(
             f"{path}: column {column!r}: expected one of {list(allowed)[:SHOWN]} in every row, got "
-            f"{_plain(table[column].iloc[row])!r} in row {row} ({int((~good).sum())} such rows). Correct or drop them."
+            f"{_plain(table[column].iloc[bad[0]])!r} in row {bad[0]} ({len(bad)} such rows). Correct or drop them."
         )
-    return table[column].to_numpy()
+    return values.to_numpy(dtype=np.int64)
 
 
 def numbers(table: pd.DataFrame, column: str, path: Path) -> np.ndarray:
@@ -91,8 +94,8 @@ def numbers(table: pd.DataFrame, column: str, path: Path) -> np.ndarray:
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise ValueError(
-            f"{path}: column {column!r}: expected a number in every row, got {_plain(table[column].iloc[bad[0]])!r} in "
-            f"row {bad[0]} ({len(bad)} such rows). Correct or drop them."
+            f"{path}: column {column!r}: expected a number in every row, got {_plain(table[column].iloc[bad[0]])!r} "
+            f"in row {bad[0]} ({len(bad)} such rows). Correct or drop them."
         )
     return values
 
@@ -103,19 +106,16 @@ def require_files(info: TaskInfo, folder: Path, names: Sequence[str]) -> list[st
     Raises:
         FileNotFoundError: some are missing, as in a half-downloaded folder; how many, and the first one.
     """
-    parents = {str(Path(name).parent) for name in names}
-    there = {
-        str(Path(parent) / path.name)
-        for parent in parents
-        if (folder / parent).is_dir()
-        for path in (folder / parent).iterdir()
-    }
-    missing = [name for name in names if str(Path(name)) not in there]
+    there = set()
+    for parent in {os.path.dirname(name) for name in names}:
+        if (folder / parent).is_dir():
+            there |= {os.path.join(parent, entry) for entry in os.listdir(folder / parent)}
+    missing = [name for name in names if name not in there and not (folder / name).is_file()]
     if missing:
         raise data_missing(
             info, folder, f"{len(names):,} files, of which {len(missing):,} are missing, such as {missing[0]},"
         )
-    return [str(folder / name) for name in names]
+    return [os.path.join(folder, name) for name in names]
 
 
 def by_split(
