@@ -1,4 +1,4 @@
-"""PovertyMap-WILDS: how wealthy is a village, from satellite images of countries that were never seen? Groups: countries.
+"""PovertyMap-WILDS: how wealthy is a village in a country that was never seen, by satellite? Groups: countries.
 
 accelerate launch recipes/povertymap_cgd.py --source wilds --data_dir my/wilds/folders --fold A --objective cgd
 python recipes/povertymap_cgd.py --data_dir my/poverty_v1.1 --preset wilds2.0 --objective group_dro

@@ -8,6 +8,7 @@ from datasets import Dataset
 
 from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION, predictions_of
 from hf_cgd.tasks.base import Task
+from hf_cgd.tasks.povertymap import PovertyMap
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
 
@@ -26,7 +27,7 @@ def write_wilds_predictions(
     known = task.info.wilds
     if known is None:
         raise ValueError(f"wilds_predictions: the wilds package does not have {task.info.name}.")
-    replicate = f"fold:{task.fold}" if hasattr(task, "fold") else f"seed:{seed}"
+    replicate = f"fold:{task.replicate}" if isinstance(task, PovertyMap) else f"seed:{seed}"
     kind = CLASSIFICATION if task.info.label_names else REGRESSION
     written = []
     for theirs, ours in known.splits.items():

@@ -103,7 +103,7 @@ class TaskInfo:
         licence, citation: of the data.
         kind: what the inputs are.
         inputs: columns of the inputs, two for pairs of texts.
-        image_format: of "pixels" in timm's terms (`input_size`, `mean`, `std`, `crop_pct`), of "image" `in_chans` alone.
+        image_format: of "pixels" in timm's terms (`input_size`, `mean`, `std`, `crop_pct`); of "image" `in_chans`.
         average_metric: what the benchmark reports as the average.
         evaluation_group_columns: columns to evaluate by, None for the training groups. Several of them are columns of
             zeros and ones, one for each of the groups, which may overlap; an example may be in none.

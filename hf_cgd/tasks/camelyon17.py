@@ -7,7 +7,7 @@ differ by many points.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from PIL import Image as Picture
 from hf_cgd.data.image_preparation import ImagePreparation
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, TaskInfo, WildsData
 from hf_cgd.tasks.hub_source import hub_splits
+from hf_cgd.tasks.paper import ON_WILDS
 from hf_cgd.tasks.raw_files import codes, images_at, numbers, read_csv, require_files
 from hf_cgd.tasks.wilds_source import metadata_of
-from hf_cgd.tasks.wilds_task import WildsTask
+from hf_cgd.tasks.wilds_task import SAMPLED, WildsTask
 
 LABELS = ("normal", "tumor")
 HOSPITALS = range(5)
@@ -32,12 +33,6 @@ DEMO_ROWS, DEMO_SIDE = 600, 32
 DENSENET = {"model": "densenet121", "pretrained": False, "optim": "sgd", "optim_args": "momentum=0.9",
             "learning_rate": 1e-3, "weight_decay": 0.01, "lr_scheduler_type": "constant", "max_grad_norm": 0.0,
             "per_device_train_batch_size": 32}  # fmt: skip
-OBJECTIVES = {
-    **{name: {"group_sampling": "weighted"} for name in ("group_dro", "cgd")},
-    # The package draws two of the three hospitals for each batch.
-    "irm": {"group_sampling": "balanced", "penalty_weight": 1.0},
-    "coral": {"group_sampling": "balanced", "penalty_weight": 0.1},
-}
 IMAGES = ImagePreparation(resize=(96, 96))
 
 HUB = HubData("wltjr1007/Camelyon17-WILDS")
@@ -65,18 +60,19 @@ INFO = TaskInfo(
     size="455,954 patches, of which 302,436 train; 10.7 GB packed",
     hyperparameters={
         # The paper says that its network was pretrained; the configuration that it cites trains from scratch.
-        "paper": Hyperparameters({**DENSENET, "num_train_epochs": 5}, OBJECTIVES, IMAGES),
-        "wilds1.2": Hyperparameters({**DENSENET, "num_train_epochs": 5}, OBJECTIVES, IMAGES),
-        "wilds2.0": Hyperparameters({**DENSENET, "num_train_epochs": 10}, OBJECTIVES, IMAGES),
+        "paper": Hyperparameters({**DENSENET, "num_train_epochs": 5}, SAMPLED, IMAGES),
+        "wilds1.2": Hyperparameters({**DENSENET, "num_train_epochs": 5}, SAMPLED, IMAGES),
+        "wilds2.0": Hyperparameters({**DENSENET, "num_train_epochs": 10}, SAMPLED, IMAGES),
         "demo": Hyperparameters(
             {
                 **DENSENET, "model": "test_resnet", "learning_rate": 0.02, "num_train_epochs": 6,
                 "per_device_eval_batch_size": 256, "save_strategy": "no", "load_best_model_at_end": False,
             },
-            OBJECTIVES,
+            SAMPLED,
             ImagePreparation(resize=(DEMO_SIDE, DEMO_SIDE)),
         ),
     },
+    search=replace(ON_WILDS, seeds=10),
     published={
         # Table 4: per cent.
         "paper": Published(

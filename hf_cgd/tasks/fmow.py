@@ -6,7 +6,7 @@ the world; places of no region ("Other") count in the average alone. The metric 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from PIL import Image as Picture
 
 from hf_cgd.data.image_preparation import ImagePreparation
 from hf_cgd.tasks.base import Hyperparameters, Published, TaskInfo, WildsData
-from hf_cgd.tasks.raw_files import codes, images_at, read_csv, require_files
+from hf_cgd.tasks.paper import ON_WILDS
+from hf_cgd.tasks.raw_files import images_at, read_csv, require_files, require_one_of
 from hf_cgd.tasks.wilds_source import metadata_of
-from hf_cgd.tasks.wilds_task import WildsTask
+from hf_cgd.tasks.wilds_task import SAMPLED, WildsTask
 
 CATEGORIES = (
     "airport", "airport_hangar", "airport_terminal", "amusement_park", "aquaculture", "archaeological_site", "barn",
@@ -44,12 +45,6 @@ DEMO_ROWS, DEMO_SIDE, DEMO_CLASSES = 900, 32, 3
 DENSENET = {"model": "densenet121", "optim": "adamw_torch", "learning_rate": 1e-4, "weight_decay": 0.0,
             "lr_scheduler_type": "constant", "lr_decay_per_epoch": 0.96, "max_grad_norm": 0.0}  # fmt: skip
 WILDS_1 = {**DENSENET, "per_device_train_batch_size": 64, "num_train_epochs": 50}
-OBJECTIVES = {
-    **{name: {"group_sampling": "weighted"} for name in ("group_dro", "cgd")},
-    # The package draws eight of the years for each batch.
-    "irm": {"group_sampling": "balanced", "penalty_weight": 1.0},
-    "coral": {"group_sampling": "balanced", "penalty_weight": 0.1},
-}
 IMAGES = ImagePreparation(resize=(224, 224))
 
 INFO = TaskInfo(
@@ -75,10 +70,10 @@ INFO = TaskInfo(
     ),
     size="141,696 images, of which 76,863 train; 54 GB packed",
     hyperparameters={
-        "paper": Hyperparameters(WILDS_1, OBJECTIVES, IMAGES),
-        "wilds1.2": Hyperparameters(WILDS_1, OBJECTIVES, IMAGES),
+        "paper": Hyperparameters(WILDS_1, SAMPLED, IMAGES),
+        "wilds1.2": Hyperparameters(WILDS_1, SAMPLED, IMAGES),
         "wilds2.0": Hyperparameters(
-            {**DENSENET, "per_device_train_batch_size": 32, "num_train_epochs": 60}, OBJECTIVES, IMAGES
+            {**DENSENET, "per_device_train_batch_size": 32, "num_train_epochs": 60}, SAMPLED, IMAGES
         ),
         "demo": Hyperparameters(
             {
@@ -86,10 +81,11 @@ INFO = TaskInfo(
                 "num_train_epochs": 4, "per_device_eval_batch_size": 256, "save_strategy": "no",
                 "load_best_model_at_end": False,
             },
-            OBJECTIVES,
+            SAMPLED,
             ImagePreparation(resize=(DEMO_SIDE, DEMO_SIDE)),
         ),
     },
+    search=replace(ON_WILDS, seeds=3),
     published={
         # Table 4: per cent, of years that were not trained on.
         "paper": Published(
@@ -128,14 +124,13 @@ class FMoW(WildsTask):
     def _check(self, folder: Path) -> None:
         path = folder / self.metadata
         table = read_csv(INFO, folder, self.metadata, ("split", "category", "country_code", "timestamp"))
-        codes(table, "split", ("train", "val", "test", "seq"), path)
-        codes(table, "category", CATEGORIES, path)
+        require_one_of(table, "split", ("train", "val", "test", "seq"), path)
+        require_one_of(table, "category", CATEGORIES, path)
         # A date that is none would be taken for one long ago, and its image for one to train on.
         years = pd.to_datetime(table["timestamp"], errors="coerce", utc=True).dt.year
-        codes(table.assign(timestamp=table["timestamp"].where(years.between(FIRST_YEAR, LAST_YEAR))),
-              "timestamp", table["timestamp"].dropna().unique(), path)  # fmt: skip
+        require_one_of(table, "timestamp", range(FIRST_YEAR, LAST_YEAR + 1), path, years)
         places = read_csv(INFO, folder, COUNTRY_FILE, ("alpha-3", "region"), keep_default_na=False)
-        codes(places, "region", (*REGIONS, OTHER, ""), folder / COUNTRY_FILE)
+        require_one_of(places, "region", (*REGIONS, OTHER, ""), folder / COUNTRY_FILE)
 
     def _columns(self, dataset: Any) -> tuple[Mapping[str, Any], Features]:
         values, rows = metadata_of(dataset), dataset.full_idxs

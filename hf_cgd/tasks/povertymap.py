@@ -6,7 +6,7 @@ Images of eight bands, a number to predict (an index of the assets of households
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,13 +16,16 @@ from datasets import ClassLabel, DatasetDict, Features, Value
 
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, TaskInfo, WildsData
 from hf_cgd.tasks.hub_source import hub_splits
-from hf_cgd.tasks.raw_files import codes, numbers, read_csv, require_files
+from hf_cgd.tasks.paper import ON_WILDS
+from hf_cgd.tasks.raw_files import numbers, read_csv, require_files, require_one_of
 from hf_cgd.tasks.satellite import SatellitePreparation, read_bands
 from hf_cgd.tasks.wilds_source import metadata_of
-from hf_cgd.tasks.wilds_task import WildsTask
+from hf_cgd.tasks.wilds_task import SAMPLED, WildsTask
 
-Fold = Literal["A", "B", "C", "D", "E"]
-FOLDS: tuple[Fold, ...] = get_args(Fold)
+Fold = Literal["A", "B", "C", "D", "E", "of_seed"]
+OF_SEED: Fold = "of_seed"
+"""The fold that belongs to the seed: A to 0, B to 1, …, as the paper averages over folds in place of seeds."""
+FOLDS: tuple[Fold, ...] = get_args(Fold)[:-1]
 COUNTRIES = (
     "angola", "benin", "burkina_faso", "cameroon", "cote_d_ivoire", "democratic_republic_of_congo", "ethiopia",
     "ghana", "guinea", "kenya", "lesotho", "malawi", "mali", "mozambique", "nigeria", "rwanda", "senegal",
@@ -38,12 +41,6 @@ DEMO_ROWS, DEMO_SIDE = 2500, 16
 RESNET = {"model": "resnet18", "pretrained": False, "optim": "adamw_torch", "learning_rate": 1e-3, "weight_decay": 0.0,
           "lr_scheduler_type": "constant", "lr_decay_per_epoch": 0.96, "max_grad_norm": 0.0,
           "per_device_train_batch_size": 64, "num_train_epochs": 200}  # fmt: skip
-OBJECTIVES = {
-    **{name: {"group_sampling": "weighted"} for name in ("group_dro", "cgd")},
-    # The package draws eight of the countries for each batch.
-    "irm": {"group_sampling": "balanced", "penalty_weight": 1.0},
-    "coral": {"group_sampling": "balanced", "penalty_weight": 0.1},
-}
 
 HUB = HubData("1aurent/PovertyMap")
 INFO = TaskInfo(
@@ -71,18 +68,19 @@ INFO = TaskInfo(
     ),
     size="19,669 images, of which 9,797 train in fold A; 13 GB packed",
     hyperparameters={
-        "paper": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation(changes="wilds1.2")),
-        "wilds1.2": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation(changes="wilds1.2")),
-        "wilds2.0": Hyperparameters(RESNET, OBJECTIVES, SatellitePreparation(changes="none")),
+        "paper": Hyperparameters(RESNET, SAMPLED, SatellitePreparation(changes="wilds1.2")),
+        "wilds1.2": Hyperparameters(RESNET, SAMPLED, SatellitePreparation(changes="wilds1.2")),
+        "wilds2.0": Hyperparameters(RESNET, SAMPLED, SatellitePreparation(changes="none")),
         "demo": Hyperparameters(
             {
                 **RESNET, "model": "test_resnet", "learning_rate": 3e-3, "num_train_epochs": 4,
                 "per_device_eval_batch_size": 256, "save_strategy": "no", "load_best_model_at_end": False,
             },
-            OBJECTIVES,
+            SAMPLED,
             SatellitePreparation(changes="flips_and_jitter"),
         ),
     },
+    search=replace(ON_WILDS, seeds=5, options={"fold": OF_SEED}),
     published={
         # Table 4: five folds.
         "paper": Published(
@@ -114,11 +112,16 @@ class PovertyMap(WildsTask):
     metadata = "dhs_metadata.csv"
     folders = ("poverty_v1.1",)
     wilds_class = ("wilds.datasets.poverty_dataset", "PovertyMapDataset")
-    fold: Fold = field(default="A", metadata={"help": "Which countries are held back to validate and to test."})
+    fold: Fold = field(default="A", metadata={"help": "Which countries are held back: A to E, or by the seed."})
 
     def __post_init__(self) -> None:
-        if self.fold not in FOLDS:
-            raise ValueError(f"fold must be one of {', '.join(map(repr, FOLDS))}, got {self.fold!r}.")
+        if self.fold not in get_args(Fold):
+            raise ValueError(f"fold must be one of {', '.join(map(repr, get_args(Fold)))}, got {self.fold!r}.")
+
+    @property
+    def replicate(self) -> str:
+        """The fold, A to E."""
+        return FOLDS[self.seed % len(FOLDS)] if self.fold == OF_SEED else self.fold
 
     @property
     def info(self) -> TaskInfo:
@@ -127,17 +130,15 @@ class PovertyMap(WildsTask):
 
     @property
     def _wilds_options(self) -> dict[str, Any]:
-        return {"fold": self.fold}
+        return {"fold": self.replicate}
 
     def open_image(self, value: Any) -> Any:
         """Float32 [8, H, W] of the path of a .npz file, or of nested lists."""
         return read_bands(value)
 
     def _from_hub(self, folder: Path | None) -> DatasetDict:
-        if self.fold != "A":
-            raise ValueError(
-                f"fold: the Hub has fold 'A' alone, got {self.fold!r}. Read others from the wilds package's folder."
-            )
+        if self.replicate != "A":
+            raise ValueError(f"fold: the Hub has fold 'A' alone, got {self.replicate!r}. Read others from files.")
         splits = hub_splits(INFO, folder, SPLITS, ("image", "wealthpooled", "country", "urban"))
         for name, rows in splits.items():
             # Its `label` is `wealthpooled` cut to whole numbers.
@@ -155,8 +156,8 @@ class PovertyMap(WildsTask):
     def _check(self, folder: Path) -> None:
         path = folder / self.metadata
         table = read_csv(INFO, folder, self.metadata, ("country", "urban", "wealthpooled"))
-        codes(table, "country", COUNTRIES, path)
-        codes(table, "urban", (0, 1), path)
+        require_one_of(table, "country", COUNTRIES, path)
+        require_one_of(table, "urban", (0, 1), path)
         numbers(table, "wealthpooled", path)
 
     def _columns(self, dataset: Any) -> tuple[Mapping[str, Any], Features]:

@@ -14,6 +14,14 @@ from hf_cgd.tasks.base import Task
 from hf_cgd.tasks.raw_files import base_folder, by_split
 from hf_cgd.tasks.wilds_source import reading_with_wilds, split_names, wilds_dataset
 
+SAMPLED: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"group_sampling": "weighted"} for name in ("group_dro", "cgd")},
+    "irm": {"group_sampling": "balanced", "penalty_weight": 1.0},
+    "coral": {"group_sampling": "balanced", "penalty_weight": 0.1},
+}
+"""Groups drawn equally often, with replacement; for penalties as many of each in every batch. (The package draws a few
+whole groups for a batch of these: 8 countries, 8 years, 2 hospitals.)"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WildsTask(Task):

@@ -141,7 +141,9 @@ def test_folds_of_povertymap(tmp_path: Path) -> None:
             )
         tested += held_back["test"]
     assert sorted(tested) == sorted(made.COUNTRIES)
-    with pytest.raises(ValueError, match="fold must be one of 'A', 'B', 'C', 'D', 'E', got 'F'"):
+    by_seed = [povertymap.PovertyMap(fold="of_seed", seed=seed).replicate for seed in range(6)]
+    assert by_seed == [*povertymap.FOLDS, "A"]
+    with pytest.raises(ValueError, match="fold must be one of 'A', 'B', 'C', 'D', 'E', 'of_seed', got 'F'"):
         build_task("povertymap", fold="F")
 
 
@@ -202,8 +204,9 @@ def test_povertymap_of_the_hub(loaded: dict[str, DatasetDict], tmp_path: Path) -
             assert rows.features[column] == same.features[column]
         assert torch.equal(task.open_image(rows[1]["image"]), task.open_image(same[1]["image"]))
     assert any(value % 1 for value in splits["train"]["label"][:])
-    with pytest.raises(ValueError, match="the Hub has fold 'A' alone, got 'B'"):
-        load_task("povertymap", "hub", folder, fold="B")
+    for other in ({"fold": "B"}, {"fold": "of_seed", "seed": 1}):
+        with pytest.raises(ValueError, match="the Hub has fold 'A' alone, got 'B'"):
+            load_task("povertymap", "hub", folder, **other)
     bad = poverty_hub(tmp_path / "bad", mine, wealth=[float("nan")] * 40)
     with pytest.raises(ValueError, match="column 'wealthpooled': expected a number, got NaN in train row 0"):
         load_task("povertymap", "hub", bad)
