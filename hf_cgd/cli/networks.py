@@ -127,7 +127,7 @@ def _timm_from_file(name: str, file: Path, options: Mapping[str, Any]) -> nn.Mod
     drawn = timm.create_model(name, **options).state_dict()
     torch.set_rng_state(state)
     try:
-        model = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **options)
+        model: Any = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **options)
     except (RuntimeError, OSError, pickle.UnpicklingError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise OSError(

@@ -22,7 +22,7 @@ def freeze_batch_norm(model: nn.Module) -> int:
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for layer in layers:
         # On the object: a class of its own would be unknown to the layer rules, and a replaced layer to checkpoints.
-        layer.train = partial(_stay_in_evaluation, layer)  # type: ignore[method-assign]
+        setattr(layer, "train", partial(_stay_in_evaluation, layer))  # noqa: B010 (it is no method)
         layer.train()
     return len(layers)
 

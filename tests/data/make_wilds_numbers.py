@@ -19,6 +19,8 @@ import wilds_folders as folders
 from wilds import get_dataset
 from wilds.common.grouper import CombinatorialGrouper
 
+from hf_cgd.tasks.wilds_source import PACKAGE_WARNINGS
+
 MOST_ROWS = 150
 NUMBERS = Path(__file__).with_name("wilds_numbers.json")
 # Name in the package, its miniature, the split that is evaluated, the fields that its training groups come from.
@@ -52,9 +54,11 @@ def predicted(name: str, root: Path) -> tuple[Any, tuple[torch.Tensor, torch.Ten
     """A dataset of the package on miniature data; predictions, labels and metadata of the split that is evaluated."""
     write, split, _ = CASES[name]
     write(root)
-    # The package writes numbers into columns of strings, which pandas 3 refuses.
-    with pd.option_context("future.infer_string", False):
-        dataset = get_dataset(name, root_dir=str(root))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=PACKAGE_WARNINGS)
+        # The package writes numbers into columns of strings, which pandas 3 refuses.
+        with pd.option_context("future.infer_string", False):
+            dataset = get_dataset(name, root_dir=str(root))
     part, generator = dataset.get_subset(split), torch.Generator().manual_seed(0)
     truth, metadata = part.y_array[:MOST_ROWS], part.metadata_array[:MOST_ROWS]
     if name == "poverty":
@@ -78,7 +82,7 @@ def numbers_of(dataset: Any, name: str, rows: Any, results: dict[str, float]) ->
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message="(CombinatorialGrouper|Minimum metadata value)")
+    warnings.filterwarnings("ignore", message=PACKAGE_WARNINGS)
     lines = []
     for name in CASES:
         with tempfile.TemporaryDirectory() as folder:

@@ -136,7 +136,8 @@ def write_civilcomments(root: Path, rows: int = 200) -> Path:
     """CivilComments: shares of annotators, on both sides of a half and on it; comments with commas and line ends."""
     folder = bundle(root, "civilcomments", "1.0")
     generator = np.random.default_rng(3)
-    shares = generator.choice([0.0, 0.25, 0.5, 0.75, 1.0], size=(rows, len(IDENTITIES) + len(AUXILIARY) + 1))
+    size = (rows, len(IDENTITIES) + len(AUXILIARY) + 1)
+    shares = generator.choice([0.0, 0.25, 0.5, 0.75, 1.0], size, p=[0.5, 0.2, 0.1, 0.1, 0.1])
     columns = ["toxicity", *IDENTITIES, *AUXILIARY]
     table = pd.DataFrame({name: shares[:, place] for place, name in enumerate(columns)})
     table.insert(0, "comment_text", [f'comment {row}, "so" they\nsay' for row in range(rows)])
