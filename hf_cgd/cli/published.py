@@ -29,10 +29,10 @@ def published_table(
         named = [objective] if objective in published.cells else list(published.cells)
         rows += [[f"{name}, {source}", *published.cells[name], *blank] for name in named]
         lines.append(plain(rows))
-    if info.caveat:
-        lines.append(info.caveat)
     if made_up:
         lines.append("The data of this run was made up: its numbers do not compare.")
+    elif info.caveat:
+        lines.append(info.caveat)
     return "\n".join(lines)
 
 

@@ -76,7 +76,11 @@ class TaskRecipe:
             options.append(_option("wilds_predictions", str | None, None, to_write))
         taken = {name for name, _, _ in options} | {one.name for one in fields(RecipeConfig)}
         own = [
-            (one.name, one.type, field(default=one.default, metadata=one.metadata))
+            (
+                one.name,
+                one.type,
+                field(default=one.default, default_factory=one.default_factory, metadata=one.metadata),
+            )
             for one in fields(self.task)
             if one.name not in taken
         ]

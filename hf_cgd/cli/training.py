@@ -35,7 +35,7 @@ def task_options(task: Task, source: str, objective: str) -> dict[str, Any]:
         objective: what is trained.
     """
     info = task.info
-    own: dict[str, Any] = {"output_dir": f"outputs/{info.name}", "group_column": list(info.group_columns)}
+    own: dict[str, Any] = {"output_dir": f"outputs/{task.run_name}", "group_column": list(info.group_columns)}
     if info.evaluation_group_columns is not None:
         own["eval_group_column"] = list(info.evaluation_group_columns)
     best = BEST_WORST_GROUP | {"metric_for_best_model": info.metric}

@@ -102,6 +102,6 @@ _OWN: Mapping[str, Preset] = {
 }
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {**_OWN, **{name: _of_paper(kind) for name, kind in TASKS.items() if name not in _OWN}}
+    {**_OWN, **{name: _of_paper(kind) for name, kind in TASKS.items() if name not in _OWN and kind().info.search}}
 )
 """Every grid by name: those of the benchmarks have the name of the benchmark."""

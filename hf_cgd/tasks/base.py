@@ -172,6 +172,11 @@ class Task(ABC):
     def info(self) -> TaskInfo:
         """What is known of the benchmark in these settings; reads no data."""
 
+    @property
+    def run_name(self) -> str:
+        """Name of the folder of runs in these settings."""
+        return self.name
+
     def _from_hub(self, folder: Path | None) -> DatasetDict:
         """The splits from the Hub, or from a folder that holds what the Hub's repository holds."""
         raise NotImplementedError

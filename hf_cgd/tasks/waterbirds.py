@@ -101,6 +101,10 @@ FEATURES = Features(
 )
 
 
+FURTHER = Features(img_id=Value("int64"), place_filename=Value("string"))
+"""Columns that are kept where the table has them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Waterbirds(Task):
     """Waterbirds; `seed` is that of made-up data alone."""
@@ -141,7 +145,9 @@ class Waterbirds(Task):
             "img_filename": names,
             "image": images_at(require_files(INFO, folder, names)),
         }
-        return by_split(columns, table["split"].to_numpy(), SPLIT_IDS, FEATURES, path)
+        further = {name: kind for name, kind in FURTHER.items() if name in table.columns}
+        columns |= {name: table[name].tolist() for name in further}
+        return by_split(columns, table["split"].to_numpy(), SPLIT_IDS, Features({**FEATURES, **further}), path)
 
     def _write_demo(self, folder: Path) -> None:
         """Birds are bright discs (land) or bars (water) before green (land) or blue (water)."""

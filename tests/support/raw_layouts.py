@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Features, Image, Value
 from PIL import Image as Picture
 
 SPLITS = ("train", "validation", "test")
-PER_CELL = 3
+PER_CELL = 2
 """Rows of each group in each split."""
 
 
@@ -26,7 +26,7 @@ def write_picture(path: Path, number: int, size: tuple[int, int], mode: str = "R
 
 
 def waterbirds_rows() -> pd.DataFrame:
-    """A third of each group in each split, in an order in which splits and groups alternate."""
+    """As many of each group in each split, in an order in which splits and groups alternate."""
     rows = [
         (f"{place + 1:03d}.Brewer's_Sparrow/Bird_{y}{place}{split}_{number}.jpg", y, split, place)
         for number in range(PER_CELL)
