@@ -35,7 +35,7 @@ DENSENET = {"model": "densenet121", "pretrained": False, "optim": "sgd", "optim_
             "per_device_train_batch_size": 32}  # fmt: skip
 IMAGES = ImagePreparation(resize=(96, 96))
 
-HUB = HubData("wltjr1007/Camelyon17-WILDS")
+HUB = HubData("wltjr1007/Camelyon17-WILDS", revision="d784d5344ba6c967f83f9f3d9b2f1e2a4d6eb78f")
 INFO = TaskInfo(
     name="camelyon17",
     kind="image",
