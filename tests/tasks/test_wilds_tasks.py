@@ -82,6 +82,9 @@ def test_rows_are_those_of_the_package(name: str, root: Path, loaded: dict[str, 
         np.testing.assert_array_equal(np.asarray(rows["label"][:], dtype=np.float32), subset.y_array.flatten())
         for column, field in FIELDS[name].items():
             assert rows[column][:] == metadata[field].tolist(), column
+        if name == "fmow":
+            assert [year - 2002 for year in rows["year"][:]] == metadata["year"].tolist()
+            assert rows["region"][:] == [dataset.metadata_map["region"][code] for code in metadata["region"]]
         image, _, _ = subset[len(subset) - 1]
         stored = rows.with_format("arrow")[len(rows) - 1 :]["image"].to_pylist()[0]
         opened = task.open_image(stored)
