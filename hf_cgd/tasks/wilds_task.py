@@ -52,9 +52,11 @@ class WildsTask(Task):
         """The columns of all rows, and their types."""
 
     def _from_wilds(self, root: Path) -> DatasetDict:
-        dataset = wilds_dataset(self.info, root, **self._wilds_options)
-        self._check(Path(dataset.data_dir))
-        return self._splits(dataset)
+        folder = root / self.folders[0]
+        if (folder / self.metadata).is_file():
+            # Before the package stumbles over it, or does not.
+            self._check(folder)
+        return self._splits(wilds_dataset(self.info, root, **self._wilds_options))
 
     def _from_files(self, folder: Path) -> DatasetDict:
         folder = base_folder(self.info, folder, self.metadata, self.folders)

@@ -362,8 +362,9 @@ def test_cells_that_the_package_would_take_for_something_else(
 ) -> None:
     folder = copy(name)
     spoil(folder / file, column, 5 if "mapping" not in file else 3, value)
-    with pytest.raises(ValueError, match=f"{file}.*{message}"):
-        load_task(name, folder)
+    for source, data_dir in ((folder, None), ("wilds", folder.parent)):
+        with pytest.raises(ValueError, match=f"{file}.*{message}"):
+            load_task(name, source, data_dir)
 
 
 @pytest.mark.parametrize(("name", "file", "column"), [
