@@ -103,7 +103,7 @@ class TaskInfo:
         licence, citation: of the data.
         kind: what the inputs are.
         inputs: columns of the inputs, two for pairs of texts.
-        image_format: of "pixels", in timm's terms (`input_size`, `mean`, `std`, `crop_pct`).
+        image_format: of "pixels" in timm's terms (`input_size`, `mean`, `std`, `crop_pct`); of "image" `in_chans`.
         average_metric: what the benchmark reports as the average.
         evaluation_group_columns: columns to evaluate by, None for the training groups. Several of them are columns of
             zeros and ones, one for each of the groups, which may overlap; an example may be in none.
@@ -238,7 +238,9 @@ class Task(ABC):
                 )
             source, data_dir = "files", source
         if source not in info.sources:
-            raise ValueError(f"source of {self.name} must be one of {_listed(info.sources)}, got {source!r}.")
+            raise ValueError(
+                f"source of {self.name} must be one of {_listed(info.sources)}, got {source!r}.{self._advice()}"
+            )
         if source == "files" and data_dir is None:
             raise ValueError("data_dir is the folder of the files of source='files', got none. Pass its path.")
         return source, None if data_dir is None else Path(data_dir)
