@@ -9,8 +9,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 from made_files import made_mnist, write_mnist
 
-from hf_cgd import GroupRobustConfig, group_metrics
+from hf_cgd import GroupRobustConfig
 from hf_cgd.cli import task_options
+from hf_cgd.metrics import named_metrics
 from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.tasks import TASKS, DataSource, Hyperparameters, Task, TaskInfo, build_task, colored_mnist, load_task
 
@@ -102,7 +103,7 @@ def test_the_registry_keeps_the_contract(name: str, tmp_path: Path) -> None:
     task = build_task(name)
     info = task.info
     assert info.name == task.name == name
-    measured = group_metrics(np.array([0, 1]), np.array([0, 1]), np.array([0, 1]), ["a", "b"], losses=np.ones(2))
+    measured = named_metrics(np.array([0, 1]), np.array([0, 1]), np.array([0, 1]), ["a", "b"], losses=np.ones(2))
     assert info.metric in measured and not info.lower_is_better
     assert info.published.keys() <= OBJECTIVES.keys()
     options = {field.name for field in fields(GroupRobustConfig)} | RECIPE_OPTIONS
