@@ -8,7 +8,7 @@ Html = NewType("Html", str)
 """Text that is HTML already. Every other text is escaped where it is put in."""
 
 
-def tag(name: str, *content: str | Html | Iterable[Html] | None, **attributes: Any) -> Html:
+def tag(name: str, /, *content: str | Html | Iterable[Html] | None, **attributes: Any) -> Html:
     """An element.
 
     Args:

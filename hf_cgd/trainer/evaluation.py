@@ -194,6 +194,11 @@ class GroupEvaluation:
         given: Any = {"train_counts": train_counts, "weights": weights, "weights_step": weights_step}
         return GroupReport.from_metrics(own, prefix, names, objective, **given)
 
+    @property
+    def prefixes(self) -> list[str]:
+        """Of the evaluations whose metrics are those of the present model."""
+        return list(self._names)
+
     def has(self, prefix: str) -> bool:
         """Whether there are metrics of that prefix."""
         return prefix in self._names

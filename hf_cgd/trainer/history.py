@@ -1,4 +1,4 @@
-"""Weights and losses of the groups over a run: in the Trainer's log, and of very many groups in a file."""
+"""Weights and losses of the groups over a run: in the Trainer's log, and whole in a file."""
 
 import json
 import os
@@ -12,7 +12,11 @@ from hf_cgd.robust_loss.loss import GroupRobustLoss
 MAX_LOGGED_GROUPS = 32
 """Weights and losses of more groups than this are logged as their extremes, and whole in a file of their own."""
 HISTORY_FILE = "group_history.jsonl"
-"""In output_dir, where a run has more groups than are logged by name."""
+"""In output_dir, for runs with group weights, and for those with more groups than are logged by name."""
+POINTS = 200
+"""Steps at which the weights are written between the entries of the log, about this many in a run."""
+MAX_NUMBERS = 20_000
+"""Weights of a run's record at most; of more, entries are left out evenly."""
 
 
 class GroupHistory:
@@ -57,17 +61,30 @@ class GroupLog:
     """Adds the group values of a run to the Trainer's log.
 
     Up to `MAX_LOGGED_GROUPS` groups are logged by name. Of more groups the log has the smallest and the largest value,
-    and `HISTORY_FILE` has all.
+    and `HISTORY_FILE` has all. It has the weights at about `POINTS` steps besides, however rarely a run logs.
 
     Args:
         folder: where the history goes; None for no history (other processes than the main one).
         names: the K groups.
         step: see `GroupHistory`.
+        max_steps: of the run.
+        has_weights: whether there are weights to be written.
     """
 
-    def __init__(self, folder: str | None, names: Sequence[str], step: int) -> None:
+    def __init__(
+        self, folder: str | None, names: Sequence[str], step: int, max_steps: int = 0, has_weights: bool = False
+    ) -> None:
         self._by_name = len(names) <= MAX_LOGGED_GROUPS
-        self._history = None if folder is None or self._by_name else GroupHistory(folder, names, step)
+        wanted = folder is not None and (has_weights or not self._by_name)
+        self._history = GroupHistory(folder, names, step) if wanted and folder is not None else None
+        self._stride = max(1, max_steps // POINTS)
+
+    def note(self, robust_loss: GroupRobustLoss, step: int) -> None:
+        """Write the weights after a step that the log will have no entry of, if it is the turn of that step."""
+        alpha = robust_loss.alpha
+        if self._history is not None and alpha is not None and robust_loss.reads_values and step % self._stride == 0:
+            weights = dict(zip(robust_loss.groups.names, alpha.tolist(), strict=True))
+            self._history.append(step, {"group_weight": {k: v for k, v in weights.items() if isfinite(v)}})
 
     def values(self, robust_loss: GroupRobustLoss, step: int) -> dict[str, float]:
         """What the log gains at a step; the mean group losses since the last call are used up.
@@ -109,8 +126,33 @@ def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:
         entry = {"step": row.pop("step")}
         for kind, values in row.items():
             entry |= {f"{kind}/{name}": v for name, v in zip(names, values, strict=True) if v is not None}
-        entries.append(entry)
+        if entries and entries[-1]["step"] == entry["step"]:
+            entries[-1] |= entry
+        else:
+            entries.append(entry)
     return entries
+
+
+def run_history(log_history: Sequence[Mapping[str, Any]], folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Weights, losses and accuracies of the groups over a run, for its record.
+
+    Args:
+        log_history: of the Trainer.
+        folder: where the history file is, if there is one; its weights take the place of those of the log.
+    """
+    of_file = read_group_history(folder) if Path(folder).is_dir() else []
+    of_log = [
+        {name: value for name, value in entry.items() if name == "step" or "group_" in name.split("/")[0]}
+        for entry in log_history
+    ]
+    if of_file:
+        moving = ("group_weight", "group_loss")
+        of_log = [{k: v for k, v in entry.items() if not k.startswith(moving)} for entry in of_log]
+    most = max(20, MAX_NUMBERS // max(1, max((len(entry) for entry in of_file), default=1)))
+    every = -(-len(of_file) // most) or 1
+    kept = [entry for number, entry in enumerate(of_file) if number % every == 0 or number == len(of_file) - 1]
+    found = [*kept, *(entry for entry in of_log if len(entry) > 1)]
+    return sorted(found, key=lambda entry: entry["step"])
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

@@ -25,13 +25,16 @@ from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
 from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.own_loss import require_objective_used
+from hf_cgd.trainer.publishing import PublishingTrainer
 from hf_cgd.trainer.resume import RunState
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
 from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
-class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer):
+class GroupRobustTrainer(
+    PublishingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer
+):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
     The group column reaches the loss and the metrics and never `model.forward`. `evaluate()` and `predict()` report
@@ -94,8 +97,7 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
     @property
     def group_weights(self) -> Tensor | None:
         """Current group weights [K], float64, summing to 1, in the order of `groups`; None under ERM."""
-        alpha = None if self.robust_loss is None else self.robust_loss.alpha
-        return None if alpha is None else alpha.to("cpu", torch.float64, copy=True)
+        return self._weights()
 
     @property
     def group_interactions(self) -> Tensor | None:
@@ -118,10 +120,7 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         is_evaluation = self.eval_dataset is not None and metric_key_prefix.split("_")[0] == "eval"
         if is_evaluation and not self.group_evaluation.has(metric_key_prefix):
             self.evaluate()
-        weights, counts = self._setup.by_name(self.group_weights), self._setup.counts_of_evaluated
-        names, objective = self.eval_groups.names, self.group_objective.name
-        step = None if self.robust_loss is None else self.robust_loss.steps
-        return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights, step)
+        return self._report_of(metric_key_prefix)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
@@ -220,6 +219,11 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
             shown.update(self._group_log.values(self.robust_loss, self.state.global_step))
         super().log(shown, start_time)
         logs.update({name: value for name, value in shown.items() if name not in logs})
+
+    def note_step(self) -> None:
+        """Called after a step that the log will have no entry of."""
+        if self.robust_loss is not None and self._group_log is not None:
+            self._group_log.note(self.robust_loss, self.state.global_step)
 
     def require_objective_used(self) -> None:
         """Called before an optimizer step."""

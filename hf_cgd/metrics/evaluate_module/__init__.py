@@ -1,7 +1,7 @@
 """The group metrics as an `evaluate` module that needs no network.
 
-`evaluate.load(hf_cgd.metrics.evaluate_module.FOLDER)`. The folder `group_accuracy` beside this file is a whole module as
-`evaluate` wants it: script, card, requirements. Pushed to a Space of that name it is loaded from the Hub.
+`evaluate.load(hf_cgd.metrics.evaluate_module.FOLDER)`. The folder `group_accuracy` beside this file is a whole module
+as `evaluate` wants it: script, card, requirements. Pushed to a Space of that name it is loaded from the Hub.
 """
 
 from itertools import product
