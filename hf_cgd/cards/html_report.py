@@ -20,6 +20,8 @@ SHOWN_GROUPS = 30
 """Groups of a table that are shown at once; the others, which fare better, stand behind a click."""
 MATRIX_GROUPS = 16
 """Groups up to which the whole matrix of interactions is shown; of more, the strongest pairs only."""
+FIRST = "accuracy"
+"""Column that comes first where there is one: on a narrow screen the others are behind a scroll."""
 PAIRS = 5
 """Pairs of groups that are named on either side."""
 NUMBERS = {"worst_group_accuracy": "worst group", "accuracy": "average", "adjusted_accuracy": "adjusted average",
@@ -173,16 +175,17 @@ def _report(name: str, report: GroupReport) -> list[Html]:
                      class_="numbers"))  # fmt: skip
     parts.append(tag("p", headline(report)))
     head, *cells = report.cells()
+    order = sorted(range(1, len(head)), key=lambda column: column < head.index(FIRST) if FIRST in head else False)
     metric = report.metric
     worst = {id(row) for row in report.all_worst}
     body = []
     for row, texts in zip(report.rows, cells, strict=True):
-        is_worst = id(row) in worst
         # The style sheet marks the worst group.
-        columns = [tag("td", row.name), *(tag("td", text) for text in texts[1:]), tag("td", _bar(row, metric))]
+        columns = [tag("td", row.name), tag("td", _bar(row, metric)), *(tag("td", texts[n]) for n in order)]
+        is_worst = id(row) in worst
         body.append((row.value(metric) if metric else None, tag("tr", columns, class_="worst" if is_worst else None)))
-    titles = {"train": "training examples", "eval": "evaluated"}
-    line = tag("tr", [tag("th", titles.get(text, text)) for text in head], tag("th", ""))
+    titles = {"train": "trained on", "eval": "evaluated"}
+    line = tag("tr", tag("th", head[0]), tag("th", ""), [tag("th", titles.get(head[n], head[n])) for n in order])
     if len(body) <= SHOWN_GROUPS:
         parts.append(_grid(line, [row for _, row in body]))
         return parts

@@ -12,7 +12,8 @@ h1 { font-size: 1.6rem; line-height: 1.25; margin: 0.5rem 0; overflow-wrap: anyw
 h2 { font-size: 1.2rem; margin: 1.5rem 0 0.5rem; overflow-wrap: anywhere; }
 h3 { font-size: 1rem; margin: 1.25rem 0 0.4rem; overflow-wrap: anywhere; }
 p { margin: 0.4rem 0; overflow-wrap: anywhere; }
-.runs { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); }
+.runs { display: grid; gap: 1rem; margin-top: 1.5rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); }
 .run { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 0.25rem 1rem 1rem;
   min-width: 0; }
 .numbers { display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem; margin: 0.75rem 0; padding: 0; list-style: none; }
@@ -21,7 +22,9 @@ p { margin: 0.4rem 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 0.9rem; }
 th, td { text-align: right; padding: 0.25rem 0.5rem; border-bottom: 1px solid var(--line); vertical-align: middle; }
-th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; min-width: 7rem; }
+th, td { white-space: nowrap; }
+th:first-child, td:first-child, .settings td { white-space: normal; overflow-wrap: anywhere; }
+th:first-child, td:first-child { text-align: left; min-width: 7rem; }
 th { color: var(--soft); font-weight: 600; }
 tr.worst td { font-weight: 700; }
 tr.worst td:first-child::after { content: " (worst)"; color: var(--worst); }
@@ -31,17 +34,17 @@ tr.worst td:first-child::after { content: " (worst)"; color: var(--worst); }
 tr.worst .bar i { background: var(--worst); }
 .bar u { position: absolute; top: 0.4rem; height: 0.2rem; background: var(--ink); }
 svg { max-width: 100%; height: auto; display: block; }
-svg text { fill: var(--soft); font: 12px system-ui, sans-serif; }
+svg text { fill: var(--soft); font: 13px system-ui, sans-serif; }
 svg .grid { stroke: var(--line); }
 .legend { list-style: none; margin: 0.25rem 0; padding: 0; display: flex; flex-wrap: wrap; gap: 0.1rem 1rem;
   font-size: 0.85rem; }
 .legend svg { display: inline-block; vertical-align: middle; }
-.matrix td, .matrix th { text-align: center; min-width: 3rem; }
+.matrix td, .matrix th { text-align: center; min-width: 3rem; white-space: normal; overflow-wrap: anywhere; }
 .matrix td { color: #1a1a1a; }
 .matrix th:first-child { text-align: left; }
 details { margin-top: 0.75rem; }
 summary { cursor: pointer; font-weight: 600; }
-.settings td { text-align: left; overflow-wrap: anywhere; }
+.settings td { text-align: left; }
 footer { color: var(--soft); font-size: 0.85rem; margin: 2rem 0 1rem; }
 @media (prefers-color-scheme: dark) { svg polyline, svg circle, .legend line { filter: brightness(1.7); } }
 @media print { .run { break-inside: avoid; } details > * { display: block; } }

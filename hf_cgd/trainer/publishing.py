@@ -1,6 +1,5 @@
-"""Cards, reports and pushes: what the trainer leaves for readers, in its folder and on the Hub."""
+"""Records and cards: what the trainer leaves for readers in its folder."""
 
-import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,11 +7,9 @@ from typing import Any
 
 import torch
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor, nn
 from transformers import Trainer
 from transformers.modelcard import TrainingSummary
-from transformers.trainer_utils import HubStrategy
 
 from hf_cgd.cards import CARD_FILE, RunRecord, write_card
 from hf_cgd.metrics import GroupReport
@@ -33,22 +30,17 @@ from hf_cgd.trainer.run_facts import (
     write_timm_config,
 )
 
-logger = logging.getLogger(__name__)
-
 GENERATED = "generated_from_trainer"
 """The tag that the Trainer gives to all of its models."""
-REJECTED = "Invalid metadata in README.md"
-"""How huggingface_hub begins the message where the Hub refuses a card."""
 
 
 class PublishingTrainer(Trainer):
-    """A `Trainer` whose cards tell how each group fares, and whose failed pushes lose nothing."""
+    """A `Trainer` whose cards tell how each group fares."""
 
     group_objective: Objective
     group_evaluation: GroupEvaluation
     robust_loss: GroupRobustLoss | None
     _setup: GroupSetup
-    _warned_of: set[int]
 
     def run_record(
         self,
@@ -151,96 +143,6 @@ class PublishingTrainer(Trainer):
                 language, license, tags, model_name, finetuned_from, tasks, dataset_tags, dataset, dataset_args
             )
 
-    def push_to_hub(
-        self,
-        commit_message: str | None = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        private: bool | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """See `Trainer.push_to_hub`. The model is evaluated first where it has not been, for the numbers of its card.
-
-        Raises:
-            Exception: that of the client, with a note that says where the results are. They are saved before.
-        """
-        if self.eval_dataset is not None and not any(self._report_prefixes()):
-            self.evaluate()
-        try:
-            try:
-                pushed = super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
-            except ValueError as error:
-                if not str(error).startswith(REJECTED):
-                    raise
-                self._leave_out_front_matter(str(error))
-                pushed = self._upload(commit_message, blocking, token, revision)
-        except Exception as error:
-            if self.hub_model_id is None:
-                # The repository could not be made, and nothing has been saved yet.
-                self.save_model(_internal_call=True)
-                self.create_model_card(model_name=kwargs.get("model_name"))
-            _add_words(error, self._words_after_failure())
-            raise
-        return pushed
-
-    def _upload(self, commit_message: str | None, blocking: bool, token: str | None, revision: str | None) -> Any:
-        from huggingface_hub import upload_folder
-
-        assert self.hub_model_id is not None and self.args.output_dir is not None
-        return upload_folder(
-            repo_id=self.hub_model_id, folder_path=self.args.output_dir, commit_message=commit_message,
-            token=token or self.args.hub_token, run_as_future=not blocking, ignore_patterns=["_*", "checkpoint-*"],
-            revision=revision or self.args.hub_revision,
-        )  # type: ignore[call-overload]  # fmt: skip
-
-    def _leave_out_front_matter(self, reason: str) -> None:
-        assert self.args.output_dir is not None
-        path = Path(self.args.output_dir) / CARD_FILE
-        card = ModelCard.load(path)
-        for name in [name for name in card.data.to_dict() if name not in ("tags", "library_name")]:
-            del card.data[name]
-        path.write_text(str(card), encoding="utf-8")
-        warnings.warn(
-            "The Hub refused the front matter of the card, so all but tags and library_name is left out of it. "
-            f"{reason}",
-            GroupRobustWarning,
-            stacklevel=3,
-        )
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """See `Trainer`. The card goes along; an earlier push that has failed is told of."""
-        running = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        will_push = self.args.hub_strategy != HubStrategy.END and (self.args.hub_always_push or not running)
-        if self.is_world_process_zero() and will_push:
-            self._warn_of_failed_pushes()
-            self.create_model_card(model_name=(self.hub_model_id or "").split("/")[-1] or None)
-        super()._push_from_checkpoint(checkpoint_folder)
-
-    def _finish_current_push(self) -> None:
-        """See `Trainer`. Pushes that have failed are told of: the Trainer passes over them."""
-        super()._finish_current_push()
-        self._warn_of_failed_pushes()
-
-    def _warn_of_failed_pushes(self) -> None:
-        running = getattr(self, "push_in_progress", None)
-        told: set[int] = self.__dict__.setdefault("_warned_of", set())
-        for job in [] if running is None else running.jobs:
-            error = job.exception() if job.done() and not job.cancelled() else None
-            if error is not None and id(job) not in told:
-                told.add(id(job))
-                warnings.warn(
-                    f"A push to the Hub failed: {error} {self._words_after_failure()}",
-                    GroupRobustWarning,
-                    stacklevel=3,
-                )
-
-    def _words_after_failure(self) -> str:
-        return (
-            f"The push to {self.hub_model_id or 'the Hub'} failed, the training did not: model, card and reports are "
-            f"in {self.args.output_dir}. Call trainer.push_to_hub() again when the Hub can be reached."
-        )
-
     def _report_of(self, prefix: str) -> GroupReport:
         names, objective, setup = self._setup.evaluation.names, self.group_objective.name, self._setup
         weights, counts = setup.by_name(self._weights()), setup.counts_of_evaluated
@@ -294,12 +196,3 @@ def _tags_in(card: Path) -> list[str]:
 
 def _finite(value: float) -> float | None:
     return value if value == value and abs(value) != float("inf") else None
-
-
-def _add_words(error: Exception, words: str) -> None:
-    """Add to what an error says, whatever its type."""
-    if isinstance(error, HfHubHTTPError):
-        error.append_to_message(f"\n{words}")
-    else:
-        error.add_note(words)
-    logger.error("%s", words)

@@ -25,7 +25,7 @@ from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog
 from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.own_loss import require_objective_used
-from hf_cgd.trainer.publishing import PublishingTrainer
+from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.resume import RunState
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
@@ -33,7 +33,7 @@ from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
 class GroupRobustTrainer(
-    PublishingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer
+    PushingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer
 ):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
