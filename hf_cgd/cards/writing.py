@@ -16,7 +16,12 @@ CARD_FILE = "README.md"
 
 
 def write_card(
-    record: RunRecord, folder: str | os.PathLike[str], *, repo_id: str | None = None, **front_matter: Any
+    record: RunRecord,
+    folder: str | os.PathLike[str],
+    *,
+    repo_id: str | None = None,
+    draw: bool = True,
+    **front_matter: Any,
 ) -> list[Path]:
     """Write a run's card into a folder, and what the card speaks of: reports, record, settings, pictures.
 
@@ -24,6 +29,7 @@ def write_card(
         record: the run, that of `GroupRobustTrainer.run_record()` or one's own.
         folder: where to; it is made if need be. A card that is there is written over.
         repo_id: what the model is loaded by; None for the record's name.
+        draw: whether to draw the pictures, which takes seconds.
         front_matter: see `hf_cgd.cards.metadata.card_data`.
 
     Returns:
@@ -32,7 +38,7 @@ def write_card(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = write_record(record, folder)
-    pictures = write_pictures(record, folder)
+    pictures = write_pictures(record, folder) if draw else {}
     places = {name: path.relative_to(folder).as_posix() for name, path in pictures.items()}
     card = folder / CARD_FILE
     text = model_card(record, card_data(record, **front_matter), places, repo_id)

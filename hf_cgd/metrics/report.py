@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from hf_cgd.html import Html
@@ -136,9 +137,9 @@ class GroupReport:
     def all_worst(self) -> tuple[GroupRow, ...]:
         """All groups with that worst value."""
         metric = self.metric
-        if metric is None:
-            return ()
         values = self._values(metric)
+        if metric is None or not values:
+            return ()
         worst = max(values) if self._is_lower_better(metric) else min(values)
         return tuple(row for row in self.rows if row.value(metric) == worst)
 
@@ -165,7 +166,7 @@ class GroupReport:
 
     def _values(self, metric: str | None) -> list[float]:
         found = (None if metric is None else row.value(metric) for row in self.rows)
-        return [value for value in found if value is not None]
+        return [value for value in found if value is not None and isfinite(value)]
 
     def _is_lower_better(self, metric: str) -> bool:
         return metric in self.lower_is_better or lower_is_better_by_name(metric)
@@ -278,7 +279,7 @@ class GroupReport:
 
 
 def _decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "" if value is None else f"{value:.3f}" if isfinite(value) else "n/a"
 
 
 def _span(interval: tuple[float, float]) -> str:

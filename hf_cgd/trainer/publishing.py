@@ -112,7 +112,8 @@ class PublishingTrainer(Trainer):
         own_tags = _listed(tags)
         if tags is not None:
             own_tags += [tag for tag in _tags_in(Path(self.args.output_dir) / CARD_FILE) if tag not in own_tags]
-        given: dict[str, Any] = {
+        known: dict[str, Any] = {
+            "name": model_name,
             "finetuned_from": finetuned_from,
             "task": next(iter(_listed(tasks)), None),
             "dataset_tags": _listed(dataset_tags),
@@ -120,17 +121,7 @@ class PublishingTrainer(Trainer):
             "dataset_args": _listed(dataset_args),
         }
         try:
-            record = self.run_record(name=model_name, **given)
-            if license is None:
-                # The Trainer's own rule: that of the model it was fine-tuned from, where the Hub tells.
-                license = TrainingSummary(record.name, finetuned_from=record.model.base_model).license
-            write_card(
-                record, self.args.output_dir, repo_id=getattr(self, "hub_model_id", None), language=language,
-                license=license, tags=[*own_tags, GENERATED], dataset_names=given["dataset"],
-                dataset_args=given["dataset_args"],
-            )  # fmt: skip
-            if record.model.library == "timm" and is_timm(self._unwrapped()):
-                write_timm_config(self._unwrapped(), record.model.labels, self.args.output_dir)
+            self._write_card(known, language=language, license=license, tags=own_tags)
         except Exception as error:
             # Whatever is wrong with a card, the weights are to be pushed.
             warnings.warn(
@@ -142,6 +133,29 @@ class PublishingTrainer(Trainer):
             super().create_model_card(
                 language, license, tags, model_name, finetuned_from, tasks, dataset_tags, dataset, dataset_args
             )
+
+    def _write_card(
+        self,
+        known: dict[str, Any],
+        *,
+        language: str | list[str] | None = None,
+        license: str | None = None,
+        tags: Sequence[str] = (),
+        draw: bool = True,
+    ) -> None:
+        """Write card and record, with what `run_record` is to know and what stands in the front matter."""
+        assert self.args.output_dir is not None
+        record = self.run_record(**known)
+        if license is None:
+            # The Trainer's own rule: that of the model it was fine-tuned from, where the Hub tells.
+            license = TrainingSummary(record.name, finetuned_from=record.model.base_model).license
+        write_card(
+            record, self.args.output_dir, repo_id=getattr(self, "hub_model_id", None), draw=draw, language=language,
+            license=license, tags=[*tags, GENERATED], dataset_names=known.get("dataset", ()),
+            dataset_args=known.get("dataset_args", ()),
+        )  # fmt: skip
+        if record.model.library == "timm" and is_timm(self._unwrapped()):
+            write_timm_config(self._unwrapped(), record.model.labels, self.args.output_dir)
 
     def _report_of(self, prefix: str) -> GroupReport:
         names, objective, setup = self._setup.evaluation.names, self.group_objective.name, self._setup

@@ -86,7 +86,12 @@ class PushingTrainer(PublishingTrainer):
         will_push = self.args.hub_strategy != HubStrategy.END and (self.args.hub_always_push or not running)
         if self.is_world_process_zero() and will_push:
             self._warn_of_failed_pushes()
-            self.create_model_card(model_name=(self.hub_model_id or "").split("/")[-1] or None)
+            name = (self.hub_model_id or "").split("/")[-1] or None
+            try:
+                # Pictures are for the end: training waits for them.
+                self._write_card({"name": name}, draw=False)
+            except Exception as error:
+                warnings.warn(f"The card could not be written: {error!r}.", GroupRobustWarning, stacklevel=2)
         with _without_token(self.args):
             super()._push_from_checkpoint(checkpoint_folder)
 
@@ -108,7 +113,7 @@ class PushingTrainer(PublishingTrainer):
             if error is not None and id(job) not in told:
                 told.add(id(job))
                 warnings.warn(
-                    f"A push to the Hub failed: {error} {self._words_after_failure()}",
+                    f"A push to the Hub failed: {' '.join(str(error).split())} {self._words_after_failure()}",
                     GroupRobustWarning,
                     stacklevel=3,
                 )
