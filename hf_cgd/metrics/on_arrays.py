@@ -66,6 +66,7 @@ def group_metrics(
     }
     if classes is not None or any(_is_accuracy(name, one) for name, one in wanted.items()):
         require_classes(truth, given, classes)
+        _warn_of_other_names(truth, given)
 
     rows_of = [np.flatnonzero(ids == group) for group in range(len(info))]
     found: dict[str, list[float | None]] = {}
@@ -159,7 +160,10 @@ def require_classes(truth: np.ndarray, given: np.ndarray, classes: Sequence[Any]
             unknown = sorted(set(np.unique(values).tolist()) - set(classes), key=str)
             if unknown:
                 raise ValueError(f"{name} holds {unknown[:5]}, which are not among the classes {list(classes)[:20]}.")
-    elif len(truth) > 1 and not set(np.unique(truth).tolist()) & set(np.unique(given).tolist()):
+
+
+def _warn_of_other_names(truth: np.ndarray, given: np.ndarray) -> None:
+    if len(truth) > 1 and not set(np.unique(truth).tolist()) & set(np.unique(given).tolist()):
         warnings.warn(
             f"No predicted class ({np.unique(given)[:5].tolist()}) is ever a true one "
             f"({np.unique(truth)[:5].tolist()}): are they numbered or named differently?",

@@ -181,16 +181,6 @@ def test_names_of_metrics() -> None:
         assert not lower_is_better(name)
 
 
-def test_evaluate_module() -> None:
-    from hf_cgd.metrics.evaluate_module import GroupAccuracy
-
-    metric = GroupAccuracy()
-    metric.add_batch(predictions=[0, 1, 1], references=[0, 1, 0], groups=["a", "a", "b"])
-    result = metric.compute()
-    assert result["accuracy"] == pytest.approx(2 / 3)
-    assert (result["group_accuracy/a"], result["group_accuracy/b"]) == (1.0, 0.0)
-
-
 # ---- The table --------------------------------------------------------------------------------------------------------
 
 

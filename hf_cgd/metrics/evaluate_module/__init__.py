@@ -63,9 +63,13 @@ class GroupAccuracy(evaluate.Metric):
             ],
         )
 
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
+        """See `evaluate.Metric.add_batch`; `compute` comes through here too."""
+        if predictions is not None and references is not None:
+            require_classes(np.asarray(references), np.asarray(predictions))
+        super().add_batch(predictions=predictions, references=references, **kwargs)
+
     def _compute(self, predictions: Any, references: Any, groups: Any) -> dict[str, float]:
-        given, truth = np.asarray(predictions), np.asarray(references)
-        require_classes(truth, given)
         column = {"groups": Column(list(groups))}
         info = GroupInfo.from_columns(column)
-        return named_metrics(given, truth, info.encode_columns(column), info.names)
+        return named_metrics(np.asarray(predictions), np.asarray(references), info.encode_columns(column), info.names)
