@@ -29,6 +29,7 @@ from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.resume import RunState
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
+from hf_cgd.trainer.trackers import TrackerPictures
 from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
@@ -91,6 +92,7 @@ class GroupRobustTrainer(
         self._require_metric_of_best_model(is_last_call=False)
         self.add_callback(GroupStateCallback)
         bind_callbacks(self.callback_handler.callbacks, self)
+        self.callback_handler.callbacks.insert(0, TrackerPictures(self))
 
     # ---- What users read --------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupR
 from hf_cgd.gradients import AutoEngine
 from hf_cgd.plots import weight_curves
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
-from hf_cgd.trainer.history import HISTORY_FILE, GroupHistory, read_group_history
+from hf_cgd.trainer.history import HISTORY_FILE, GroupHistory, read_group_history, run_history
 
 Build = Callable[..., GroupRobustTrainer]
 
@@ -114,8 +114,25 @@ def test_many_groups_are_logged_as_extremes_and_saved_whole(trainer: Build) -> N
     assert [entry["step"] for entry in read_group_history(folder / HISTORY_FILE)] == [1, 2, 3, 4]
 
 
-def test_few_groups_have_no_history(trainer: Build) -> None:
-    run = trainer()
+def test_weights_are_written_however_rarely_a_run_logs(trainer: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_cgd.trainer.history.POINTS", 4)
+    straight = trainer({"objective": "group_dro", "step_size": 0.5, "logging_steps": 500, "max_steps": 8})
+    straight.train()
+    entries = read_group_history(straight.args.output_dir)
+    assert [entry["step"] for entry in entries] == [2, 4, 6, 8]
+    last = [entries[-1][f"group_weight/{name}"] for name in straight.groups.names]
+    assert last == pytest.approx(straight.group_weights.tolist(), rel=1e-5)
+    # The entries of the log are those of every step; the file has each step once.
+    logged = trainer({"objective": "group_dro", "step_size": 0.5, "logging_steps": 3, "max_steps": 8})
+    logged.train()
+    assert [entry["step"] for entry in read_group_history(logged.args.output_dir)] == [2, 3, 4, 6, 8]
+    history = run_history(logged.state.log_history, logged.args.output_dir)
+    steps, curves = weight_curves(history)
+    assert steps.tolist() == [2, 3, 4, 6, 8] and len(curves) == 2
+
+
+def test_erm_with_few_groups_has_no_history(trainer: Build) -> None:
+    run = trainer({"objective": "erm"})
     run.train()
     assert not (Path(run.args.output_dir) / HISTORY_FILE).exists()
 
