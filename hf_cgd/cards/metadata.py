@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
@@ -43,7 +44,7 @@ def card_data(
     """
     objective = [] if record.objective is None else [record.objective_name]
     results = list(eval_results(record, dataset_names, dataset_args))
-    given = {
+    given: dict[str, Any] = {
         "language": language,
         "license": license,
         "library_name": record.model.library,
@@ -52,11 +53,10 @@ def card_data(
         "datasets": list(record.data.ids) or None,
         "metrics": list(dict.fromkeys(result.metric_type for result in results)) or None,
     }
-    return ModelCardData(
-        **{name: value for name, value in given.items() if value},
-        tags=list(dict.fromkeys([*tags, *TAGS, *objective])),
-        **({"model_name": record.name, "eval_results": results} if results else {}),
-    )
+    given["tags"] = list(dict.fromkeys([*tags, *TAGS, *objective]))
+    if results:
+        given |= {"model_name": record.name, "eval_results": results}
+    return ModelCardData(**{name: value for name, value in given.items() if value})
 
 
 def eval_results(

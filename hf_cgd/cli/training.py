@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_cgd.cards import REPORT_FILE, write_reports
+from hf_cgd.cards import write_reports
 from hf_cgd.cli.command_line import RecipeConfig, readable_errors, show_messages
 from hf_cgd.cli.networks import untrained_weights
 from hf_cgd.cli.output_folder import prepare_output

@@ -7,6 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from hf_cgd.metrics.group_metrics import own_name
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 
 MAX_LOGGED_GROUPS = 32
@@ -33,7 +34,7 @@ class GroupHistory:
 
     def __init__(self, folder: str | os.PathLike[str], names: Sequence[str], step: int) -> None:
         self.path = Path(folder) / HISTORY_FILE
-        self._names = list(names)
+        self._names = self._of_training = list(names)
         kept = [row for row in _rows(self.path) if "groups" in row or row["step"] <= step] if step > 0 else []
         headers = [row["groups"] for row in kept if "groups" in row]
         if not headers or headers[-1] != self._names:
@@ -43,14 +44,20 @@ class GroupHistory:
         unfinished.write_text("".join(_line(row) for row in kept), encoding="utf-8")
         os.replace(unfinished, self.path)
 
-    def append(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
+    def append(self, step: int, values: Mapping[str, Mapping[str, float]], names: Sequence[str] | None = None) -> None:
         """Add a line.
 
         Args:
             step: the optimizer step.
             values: by kind ("group_weight", "group_loss"), values by group.
+            names: the groups, where they are others than those of the training set; None for those.
         """
+        wanted = self._of_training if names is None else list(names)
         row: dict[str, Any] = {"step": step}
+        if wanted != self._names:
+            self._names = wanted
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(_line({"groups": wanted}))
         for kind, by_name in values.items():
             row[kind] = [_short(by_name.get(name)) for name in self._names]
         with open(self.path, "a", encoding="utf-8") as file:
@@ -78,6 +85,12 @@ class GroupLog:
         wanted = folder is not None and (has_weights or not self._by_name)
         self._history = GroupHistory(folder, names, step) if wanted and folder is not None else None
         self._stride = max(1, max_steps // POINTS)
+
+    def append(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
+        """Write an evaluation's values by kind and group, where there are any and a file."""
+        if self._history is not None and values:
+            names = list(dict.fromkeys(name for by_name in values.values() for name in by_name))
+            self._history.append(step, values, names)
 
     def note(self, robust_loss: GroupRobustLoss, step: int) -> None:
         """Write the weights after a step that the log will have no entry of, if it is the turn of that step."""
@@ -111,6 +124,28 @@ class GroupLog:
         return logs
 
 
+def condensed(logs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """A log entry with the extremes of what it holds of more than `MAX_LOGGED_GROUPS` groups; and all of that.
+
+    Args:
+        logs: by name; those of groups are "<kind>/<group>".
+
+    Returns:
+        the entry to be logged, and what was taken out of it by kind and group.
+    """
+    by_kind: dict[str, dict[str, float]] = {}
+    for name, value in logs.items():
+        kind = own_name(name)
+        if kind.endswith("/") and isinstance(value, (int, float)):
+            by_kind.setdefault(kind, {})[name.removeprefix(kind)] = value
+    many = {kind: values for kind, values in by_kind.items() if len(values) > MAX_LOGGED_GROUPS}
+    shown = {name: value for name, value in logs.items() if own_name(name) not in many}
+    for kind, values in many.items():
+        short = kind.rstrip("/")
+        shown |= {f"{short}_min": min(values.values()), f"{short}_max": max(values.values())}
+    return shown, {kind.rstrip("/"): {k: v for k, v in values.items() if isfinite(v)} for kind, values in many.items()}
+
+
 def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:
     """What a run wrote, as entries like those of `trainer.state.log_history`: "step", "group_weight/<name>", ….
 
@@ -118,7 +153,8 @@ def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:
         path: the file, or the folder it is in.
     """
     path = Path(path)
-    entries, names = [], []
+    entries: list[dict[str, float]] = []
+    names: list[str] = []
     for row in _rows(path / HISTORY_FILE if path.is_dir() else path):
         if "groups" in row:
             names = row["groups"]

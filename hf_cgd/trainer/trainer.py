@@ -22,8 +22,9 @@ from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, ids_of_labelled, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
-from hf_cgd.trainer.history import GroupLog
+from hf_cgd.trainer.history import GroupLog, condensed
 from hf_cgd.trainer.label_setup import names_of_labels
+from hf_cgd.trainer.notebook import with_short_tables
 from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.resume import RunState
@@ -92,7 +93,8 @@ class GroupRobustTrainer(
         self._require_metric_of_best_model(is_last_call=False)
         self.add_callback(GroupStateCallback)
         bind_callbacks(self.callback_handler.callbacks, self)
-        self.callback_handler.callbacks.insert(0, TrackerPictures(self))
+        callbacks = self.callback_handler.callbacks
+        self.callback_handler.callbacks = [TrackerPictures(self), *with_short_tables(callbacks)]
 
     # ---- What users read --------------------------------------------------------------------------------------------
 
@@ -215,12 +217,20 @@ class GroupRobustTrainer(
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """See `Trainer.log`. Adds weights and training losses of the groups; intervals stay out of the log."""
+        """See `Trainer.log`. Adds weights and training losses of the groups; intervals stay out of the log.
+
+        Of evaluations of very many groups the log has the extremes.
+        """
         shown = {name: without_arrays(value) for name, value in logs.items() if not is_interval(name)}
-        if "loss" in logs and self.is_in_train and self.robust_loss is not None and self._group_log is not None:
+        shown, of_groups = condensed(shown)
+        if self._group_log is not None and self.is_in_train:
+            self._group_log.append(self.state.global_step, of_groups)
+        is_training = "loss" in logs and self.is_in_train
+        if is_training and self.robust_loss is not None and self._group_log is not None:
             shown.update(self._group_log.values(self.robust_loss, self.state.global_step))
         super().log(shown, start_time)
-        logs.update({name: value for name, value in shown.items() if name not in logs})
+        if not of_groups:
+            logs.update({name: value for name, value in shown.items() if name not in logs})
 
     def note_step(self) -> None:
         """Called after a step that the log will have no entry of."""
