@@ -175,6 +175,8 @@ def _report(name: str, report: GroupReport) -> list[Html]:
                      class_="numbers"))  # fmt: skip
     parts.append(tag("p", headline(report)))
     head, *cells = report.cells()
+    if not head:
+        return parts
     order = sorted(range(1, len(head)), key=lambda column: column < head.index(FIRST) if FIRST in head else False)
     metric = report.metric
     worst = {id(row) for row in report.all_worst}

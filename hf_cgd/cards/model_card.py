@@ -73,7 +73,8 @@ def _evaluation(name: str, report: GroupReport, pictures: Mapping[str, str]) -> 
     parts = [f"## How the groups fare: {md.text(name)}", md.text(headline(report))]
     cells = report.cells()
     head = ["training examples" if cell == "train" else "evaluated" if cell == "eval" else cell for cell in cells[0]]
-    parts.append(markdown([head, *([md.text(cell) for cell in row] for row in cells[1:])]))
+    if head:
+        parts.append(markdown([head, *([md.text(cell) for cell in row] for row in cells[1:])]))
     numbers = [(OVERALL.get(key, key), md.number(value)) for key, value in report.overall.items() if key != ONE_CLASS]
     parts.append(_table(("over all groups", "value"), numbers, as_code=False) if numbers else "")
     step = report.weights_step

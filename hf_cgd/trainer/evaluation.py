@@ -197,7 +197,7 @@ class GroupEvaluation:
     @property
     def prefixes(self) -> list[str]:
         """Of the evaluations whose metrics are those of the present model."""
-        return list(self._names)
+        return [name for name in self._names if name]
 
     def has(self, prefix: str) -> bool:
         """Whether there are metrics of that prefix."""

@@ -34,7 +34,7 @@ def shown_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _short_table(given: TrainerCallback) -> TrainerCallback:
     kind: Any = type(given)
 
-    class ShortProgressTable(kind):  # type: ignore[misc]
+    class ShortProgressTable(kind):
         """The table of transformers, with the metrics that tell most."""
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:

@@ -64,7 +64,7 @@ class PushingTrainer(PublishingTrainer):
             repo_id=self.hub_model_id, folder_path=self.args.output_dir, commit_message=commit_message,
             token=token or self.args.hub_token, run_as_future=not blocking, ignore_patterns=["_*", "checkpoint-*"],
             revision=revision or self.args.hub_revision,
-        )  # type: ignore[call-overload]  # fmt: skip
+        )  # fmt: skip
 
     def _leave_out_front_matter(self, reason: str) -> None:
         assert self.args.output_dir is not None

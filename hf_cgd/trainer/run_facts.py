@@ -54,7 +54,8 @@ def model_facts(
         class_names: of the labels in the data, for a model that has none.
     """
     adapters = getattr(model, "peft_config", None)
-    inner = model.get_base_model() if adapters and hasattr(model, "get_base_model") else model
+    network: Any = model
+    inner = network.get_base_model() if adapters and hasattr(model, "get_base_model") else model
     library = None
     if adapters:
         library = "peft"
@@ -153,7 +154,8 @@ def write_timm_config(model: nn.Module, class_names: Sequence[str], folder: str 
 
 
 def _task_of(kind: str) -> str | None:
-    for task, classes in TASK_MAPPING.items():
+    mapping: Any = TASK_MAPPING
+    for task, classes in mapping.items():
         if kind in classes.values() or any(kind in names for names in classes.values() if isinstance(names, tuple)):
             return str(task)
     return None

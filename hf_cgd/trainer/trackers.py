@@ -7,6 +7,7 @@ own log, a series each: "train/group_weight/<name>", "train/group_loss/<name>", 
 import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -98,17 +99,33 @@ def pixels_of(figure: "Figure") -> np.ndarray:
 Send = Callable[[str, np.ndarray, int], Any]
 
 
+def _to_tensorboard(callback: Any, name: str, pixels: np.ndarray, step: int) -> None:
+    callback.tb_writer.add_image(f"groups/{name}", pixels, step, dataformats="HWC")
+
+
+def _to_wandb(callback: Any, name: str, pixels: np.ndarray, step: int) -> None:
+    callback._wandb.log({f"groups/{name}": callback._wandb.Image(pixels)})
+
+
+def _to_trackio(callback: Any, name: str, pixels: np.ndarray, step: int) -> None:
+    callback._trackio.log({f"groups/{name}": callback._trackio.Image(pixels)})
+
+
+def _to_mlflow(callback: Any, name: str, pixels: np.ndarray, step: int) -> None:
+    callback._ml_flow.log_image(pixels, f"groups/{name}.png")
+
+
+_SENDERS: dict[str, tuple[str, Callable[[Any, str, np.ndarray, int], None]]] = {
+    "TensorBoardCallback": ("tb_writer", _to_tensorboard),
+    "WandbCallback": ("_initialized", _to_wandb),
+    "TrackioCallback": ("_initialized", _to_trackio),
+    "MLflowCallback": ("_initialized", _to_mlflow),
+}
+"""By the class of a tracker's callback: the attribute that tells whether it runs, and how it takes a picture."""
+
+
 def _senders(callbacks: Iterable[TrainerCallback]) -> Iterable[Send]:
     for callback in callbacks:
-        kind = type(callback).__name__
-        own: Any = callback
-        if kind == "TensorBoardCallback" and own.tb_writer is not None:
-            yield lambda name, pixels, step, to=own.tb_writer: to.add_image(
-                f"groups/{name}", pixels, step, dataformats="HWC"
-            )
-        elif kind == "WandbCallback" and own._initialized:
-            yield lambda name, pixels, step, to=own._wandb: to.log({f"groups/{name}": to.Image(pixels)})
-        elif kind == "TrackioCallback" and own._initialized:
-            yield lambda name, pixels, step, to=own._trackio: to.log({f"groups/{name}": to.Image(pixels)})
-        elif kind == "MLflowCallback" and own._initialized:
-            yield lambda name, pixels, step, to=own._ml_flow: to.log_image(pixels, f"groups/{name}.png")
+        runs, send = _SENDERS.get(type(callback).__name__, ("", None))
+        if send is not None and getattr(callback, runs, None):
+            yield partial(send, callback)

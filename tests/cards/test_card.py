@@ -18,7 +18,7 @@ from transformers import Trainer
 
 import hf_cgd
 from hf_cgd import CGD, GroupInfo, GroupReport, GroupRobustConfig, GroupRobustTrainer
-from hf_cgd.cards import DataFacts, ModelFacts, RunRecord, load_run, write_card
+from hf_cgd.cards import DataFacts, ModelFacts, RunRecord, html_report, load_run, write_card
 from hf_cgd.cards.formulas import explained
 from hf_cgd.cards.metadata import card_data
 from hf_cgd.cards.model_card import model_card
@@ -104,6 +104,17 @@ def test_before_training_and_without_evaluation(tmp_path: Path) -> None:
     assert "None" not in str(card).replace("NoneType", "")
     assert "No group of this model has been evaluated yet" in card.text
     assert [row[1] for row in tables_of(card.text)[0][2:]] == ["8"] * 4, "training counts"
+
+
+def test_a_run_without_groups(tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path / "out", {"objective": "erm", "group_column": None, "step_size": None})
+    trainer.train()
+    trainer.evaluate()
+    trainer.create_model_card()
+    card = card_of(trainer)
+    assert card_errors(str(card)) == [] and "erm" in card.data.tags
+    assert all(len({len(row) for row in table}) == 1 for table in tables_of(card.text))
+    assert html_report(trainer.run_record(), tmp_path / "page.html").stat().st_size > 1000
 
 
 def test_numbers_that_are_not_finite_are_left_out_or_said_so() -> None:
