@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard, upload_folder
+from huggingface_hub import ModelCard, ModelCardData, upload_folder
 from huggingface_hub.errors import HfHubHTTPError
 from transformers.trainer_utils import HubStrategy
 
@@ -70,12 +70,11 @@ class PushingTrainer(PublishingTrainer):
         assert self.args.output_dir is not None
         path = Path(self.args.output_dir) / CARD_FILE
         card = ModelCard.load(path)
-        for name in [name for name in card.data.to_dict() if name not in ("tags", "library_name")]:
-            del card.data[name]
-        path.write_text(str(card), encoding="utf-8")
+        kept = ModelCardData(tags=card.data.tags, **_present(library_name=card.data.library_name))
+        path.write_text(f"---\n{kept.to_yaml()}\n---\n{card.text}", encoding="utf-8")
         warnings.warn(
             "The Hub refused the front matter of the card, so all but tags and library_name is left out of it. "
-            f"{reason}",
+            f"{' '.join(reason.split())}",
             GroupRobustWarning,
             stacklevel=3,
         )
@@ -141,6 +140,10 @@ def _without_token(args: Any) -> Iterator[None]:
         del copyreg.dispatch_table[kind]
         if before is not None:
             copyreg.dispatch_table[kind] = before
+
+
+def _present(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _add_words(error: Exception, words: str) -> None:

@@ -257,7 +257,6 @@ def card_errors(card: str) -> list[str]:
             errors.append(f"model-index is not complete: {error!r}")
         else:
             errors += [f"{one.metric_type} is no number" for one in results if type(one.metric_value) is not float]
-            errors += [] if results else ["model-index has no results"]
     return errors
 
 
