@@ -179,7 +179,7 @@ def _report(name: str, report: GroupReport) -> list[Html]:
         return parts
     order = sorted(range(1, len(head)), key=lambda column: column < head.index(FIRST) if FIRST in head else False)
     metric = report.metric
-    worst = {id(row) for row in report.all_worst}
+    worst = {id(row) for row in report.all_worst} if gap else set()
     body = []
     for row, texts in zip(report.rows, cells, strict=True):
         # The style sheet marks the worst group.

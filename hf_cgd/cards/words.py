@@ -14,6 +14,8 @@ def headline(report: GroupReport) -> str:
     worst, metric, gap = report.worst, report.metric, report.gap()
     if worst is None or metric is None or gap is None:
         return ""
+    if len(report.rows) > 1 and gap == 0:
+        return f"All groups that were evaluated have the same {metric}, {worst.value(metric):.3f}."
     value, interval = worst.value(metric), worst.interval(metric)
     assert value is not None
     about = [] if interval is None else [f"95 % interval {interval[0]:.3f} to {interval[1]:.3f}"]
@@ -60,7 +62,7 @@ def _of_report(report: GroupReport) -> list[str]:
         found.append("the model gives every example the same class: it has collapsed, or not begun to learn.")
     metric = report.metric
     scored = [row for row in report.rows if metric is not None and row.value(metric) is not None]
-    if metric is not None and len(scored) > 1 and report.worst is not None:
+    if metric is not None and len(scored) > 1 and report.worst is not None and report.gap() != 0:
         best = max(scored, key=lambda row: row.value(metric) or 0.0)
         low, high = report.worst.interval(metric), best.interval(metric)
         if low is not None and high is not None and low[1] >= high[0]:

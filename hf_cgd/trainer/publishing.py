@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import Trainer
 from transformers.modelcard import TrainingSummary
 
 from hf_cgd.cards import CARD_FILE, RunRecord, write_card
-from hf_cgd.metrics import GroupReport
+from hf_cgd.metrics import GroupMetric, GroupReport
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
@@ -41,6 +42,7 @@ class PublishingTrainer(Trainer):
     group_evaluation: GroupEvaluation
     robust_loss: GroupRobustLoss | None
     _setup: GroupSetup
+    _own_metrics: dict[str, GroupMetric]
 
     def run_record(
         self,
@@ -161,7 +163,9 @@ class PublishingTrainer(Trainer):
         names, objective, setup = self._setup.evaluation.names, self.group_objective.name, self._setup
         weights, counts = setup.by_name(self._weights()), setup.counts_of_evaluated
         step = None if self.robust_loss is None else self.robust_loss.steps
-        return self.group_evaluation.report(prefix, names, objective, counts, weights, step)
+        report = self.group_evaluation.report(prefix, names, objective, counts, weights, step)
+        lower = tuple(name for name, metric in self._own_metrics.items() if metric.greater_is_better is False)
+        return replace(report, lower_is_better=lower)
 
     def _report_prefixes(self) -> list[str]:
         return [prefix for prefix in self.group_evaluation.prefixes if prefix.split("_")[0] == "eval"]

@@ -22,7 +22,7 @@ from hf_cgd.cards import DataFacts, ModelFacts, RunRecord, html_report, load_run
 from hf_cgd.cards.formulas import explained
 from hf_cgd.cards.metadata import card_data
 from hf_cgd.cards.model_card import model_card
-from hf_cgd.cards.words import limits
+from hf_cgd.cards.words import headline, limits
 from hf_cgd.metrics import GroupRow
 from hf_cgd.objectives import OBJECTIVES
 
@@ -295,6 +295,9 @@ def test_limits_in_words() -> None:
     told = " ".join(limits(RunRecord("m", reports={"validation": report}, training={"load_best_model_at_end": True})))
     assert "fewer than 100 examples were evaluated of a;" in told and "no examples were evaluated of c." in told
     assert "overlap: the gap may be chance" in told and "chosen among several by its numbers" in told
+    alike = replace(report, rows=(rows[1], replace(rows[1], name="d")))
+    assert headline(alike) == "All groups that were evaluated have the same accuracy, 0.850."
+    assert limits(RunRecord("m", reports={"validation": alike})) == limits(RunRecord("m", reports={"x": alike}))[-1:]
     apart = replace(report, rows=(replace(rows[0], count=100, accuracy_high=0.83), rows[1]))
     assert limits(RunRecord("m", reports={"validation": apart})) == limits(RunRecord("m", reports={"x": apart}))[-1:]
 

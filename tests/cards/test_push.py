@@ -53,6 +53,9 @@ def test_a_push_brings_model_card_report_and_pictures(hub: HubServer, tmp_path: 
     assert load_run(REPO).weights == pytest.approx(
         dict(zip(trainer.groups.names, trainer.group_weights.tolist(), strict=True))
     )
+    args = torch.load(tmp_path / "out" / "training_args.bin", weights_only=False)
+    assert args.hub_token is None and args.learning_rate == trainer.args.learning_rate
+    assert trainer.args.hub_token == TOKEN, "the run itself still has it"
     everything = b"".join([*files.values(), *hub.large.values()])
     assert TOKEN.encode() not in everything
     assert TOKEN.encode() not in b"".join(hub.bodies)
