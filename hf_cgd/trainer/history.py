@@ -83,7 +83,9 @@ class GroupLog:
     ) -> None:
         self._by_name = len(names) <= MAX_LOGGED_GROUPS
         wanted = folder is not None and (has_weights or not self._by_name)
-        self._history = GroupHistory(folder, names, step) if wanted and folder is not None else None
+        self.folder = folder if wanted else None
+        """Where the history is; None for none."""
+        self._history = None if self.folder is None else GroupHistory(self.folder, names, step)
         self._stride = max(1, max_steps // POINTS)
 
     def append(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
@@ -169,14 +171,16 @@ def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:
     return entries
 
 
-def run_history(log_history: Sequence[Mapping[str, Any]], folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def run_history(
+    log_history: Sequence[Mapping[str, Any]], folder: str | os.PathLike[str] | None
+) -> list[dict[str, Any]]:
     """Weights, losses and accuracies of the groups over a run, for its record.
 
     Args:
         log_history: of the Trainer.
-        folder: where the history file is, if there is one; its weights take the place of those of the log.
+        folder: where the history file is; its weights take the place of those of the log. None for no file.
     """
-    of_file = read_group_history(folder) if Path(folder).is_dir() else []
+    of_file = [] if folder is None else read_group_history(folder)
     of_log = [
         {name: value for name, value in entry.items() if name == "step" or "group_" in name.split("/")[0]}
         for entry in log_history

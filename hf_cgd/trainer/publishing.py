@@ -20,7 +20,7 @@ from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.group_setup import GroupSetup
-from hf_cgd.trainer.history import run_history
+from hf_cgd.trainer.history import GroupLog, run_history
 from hf_cgd.trainer.run_facts import (
     data_facts,
     is_timm,
@@ -43,6 +43,7 @@ class PublishingTrainer(Trainer):
     robust_loss: GroupRobustLoss | None
     _setup: GroupSetup
     _own_metrics: dict[str, GroupMetric]
+    _group_log: GroupLog | None
 
     def run_record(
         self,
@@ -64,21 +65,21 @@ class PublishingTrainer(Trainer):
         """
         loss, setup = self.robust_loss, self._setup
         reports = {_set_name(prefix): self._report_of(prefix) for prefix in self.group_evaluation.prefixes}
-        weights = {} if self._weights() is None or setup.groups is None else dict(
-            zip(setup.groups.names, self._weights().tolist(), strict=True)  # type: ignore[union-attr]
-        )  # fmt: skip
+        alpha, names = self._weights(), () if setup.groups is None else setup.groups.names
+        weights = {} if alpha is None else dict(zip(names, alpha.tolist(), strict=True))
         cosines = None if loss is None or loss.interactions is None else loss.interactions.cosines
         matrix = None if cosines is None else [[_finite(one) for one in row] for row in cosines.tolist()]
         has_met = matrix is not None and any(one is not None for row in matrix for one in row)
-        folder = self.args.output_dir or ""
+        # A history that another run has left in the folder is not this run's.
+        written = None if self._group_log is None else self._group_log.folder
         return RunRecord(
-            name=name or Path(folder).absolute().name,
+            name=name or Path(self.args.output_dir or "").absolute().name,
             objective=self.group_objective.identity(),
             settings=settings_of(self.group_objective, options_of(self.args), setup.columns),
             training=training_of(self.args),
             groups=setup.groups,
             reports=reports,
-            history=run_history(self.state.log_history, folder),
+            history=run_history(self.state.log_history, written),
             interactions=matrix if has_met else None,
             weights=weights,
             steps=self.state.global_step,

@@ -25,6 +25,7 @@ from hf_cgd.cards.model_card import model_card
 from hf_cgd.cards.words import headline, limits
 from hf_cgd.metrics import GroupRow
 from hf_cgd.objectives import OBJECTIVES
+from hf_cgd.trainer.history import HISTORY_FILE
 
 from .conftest import NAMES, build_trainer, named_groups
 
@@ -178,6 +179,16 @@ def test_a_record_comes_back_as_it_was(trained: GroupRobustTrainer) -> None:
     assert hf_cgd.load_report(trained.args.output_dir) == trained.group_report()
     steps = [entry["step"] for entry in back.history if any(name.startswith("group_weight/") for name in entry)]
     assert steps == [1, 2, 3, 4], "weights of every step, although the run logs every 500"
+
+
+def test_weights_of_another_run_in_the_folder_are_not_taken_for_this_ones(
+    trained: GroupRobustTrainer, tmp_path: Path
+) -> None:
+    history = Path(trained.args.output_dir) / HISTORY_FILE
+    (tmp_path / HISTORY_FILE).write_bytes(history.read_bytes())
+    erm = build_trainer(tmp_path, {"objective": "erm", "step_size": None})
+    erm.train()
+    assert not [name for entry in erm.run_record().history for name in entry if name.startswith("group_weight/")]
 
 
 def test_the_settings_start_an_equal_run(tmp_path: Path) -> None:
