@@ -146,11 +146,14 @@ class PublishingTrainer(Trainer):
         tags: Sequence[str] = (),
         draw: bool = True,
     ) -> None:
-        """Write card and record, with what `run_record` is to know and what stands in the front matter."""
+        """Write card and record, with what `run_record` is to know and what stands in the front matter.
+
+        In mid-training `draw` is False: nothing is done that training would wait for.
+        """
         assert self.args.output_dir is not None
         record = self.run_record(**known)
-        if license is None:
-            # The Trainer's own rule: that of the model it was fine-tuned from, where the Hub tells.
+        if license is None and draw:
+            # The Trainer's own rule: that of the model it was fine-tuned from. It asks the Hub.
             license = TrainingSummary(record.name, finetuned_from=record.model.base_model).license
         write_card(
             record, self.args.output_dir, repo_id=getattr(self, "hub_model_id", None), draw=draw, language=language,
