@@ -97,7 +97,7 @@ class TaskInfo:
         name: as in `hf_cgd.tasks.TASKS`.
         group_columns: columns whose values make the training groups.
         label_names: names of the classes in the order of their ids; () for a regression.
-        metric: what a run is judged by, a name of `hf_cgd.metrics.group_metrics`.
+        metric: what a run is judged by, a name of `hf_cgd.metrics.named_metrics`.
         splits: names of the splits that `load` gives: "train", "validation", "test" and further ones to report.
         sources: where its data can come from.
         licence, citation: of the data.

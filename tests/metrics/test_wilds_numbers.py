@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_cgd import group_metrics
 from hf_cgd.data.columns import read_columns
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.metrics import named_metrics
 from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
 
 DATA = Path(__file__).parents[1] / "data"
@@ -41,7 +41,7 @@ def members_of(grouped: Mapping[str, Any], keep: str = "") -> tuple[np.ndarray, 
 
 
 def ours(numbers: Mapping[str, Any], members: np.ndarray, names: list[str], **options: Any) -> dict[str, float]:
-    return group_metrics(np.asarray(numbers["predictions"]), np.asarray(numbers["labels"]), members, names, **options)
+    return named_metrics(np.asarray(numbers["predictions"]), np.asarray(numbers["labels"]), members, names, **options)
 
 
 def assert_groups_agree(
