@@ -2,11 +2,13 @@
 
 from hf_cgd.cli.command_line import parse_command_line, readable_errors
 from hf_cgd.cli.networks import image_classifier, text_classifier
+from hf_cgd.cli.task_recipe import TaskRecipe
 from hf_cgd.cli.training import BEST_WORST_GROUP, REPORT_FILE, run, task_options
 
 __all__ = [
     "BEST_WORST_GROUP",
     "REPORT_FILE",
+    "TaskRecipe",
     "image_classifier",
     "parse_command_line",
     "readable_errors",

@@ -35,7 +35,7 @@ def task_options(task: Task, source: str, objective: str) -> dict[str, Any]:
         objective: what is trained.
     """
     info = task.info
-    own: dict[str, Any] = {"output_dir": f"outputs/{info.name}", "group_column": list(info.group_columns)}
+    own: dict[str, Any] = {"output_dir": f"outputs/{task.run_name}", "group_column": list(info.group_columns)}
     if info.evaluation_group_columns is not None:
         own["eval_group_column"] = list(info.evaluation_group_columns)
     best = BEST_WORST_GROUP | {"metric_for_best_model": info.metric}
@@ -48,7 +48,7 @@ def run(
     splits: Mapping[str, Any],
     **trainer_options: Any,
 ) -> GroupRobustTrainer:
-    """Train on `splits["train"]`, report the groups of "validation" and "test" where there are any, save.
+    """Train on `splits["train"]`, report the groups of "validation", "test" and all further splits, save.
 
     Prints the tables of groups (on the main process) and writes model, `metrics.json` and `group_report.json` to
     `config.output_dir`. A folder that holds an earlier run ends the program with a message, see `prepare_output`.
@@ -57,7 +57,7 @@ def run(
         config: the run. A `RecipeConfig` with `do_train=False` evaluates: the model as it was loaded, or the
             checkpoint that it names.
         model: the network.
-        splits: datasets by name: "train", and optionally "validation" and "test".
+        splits: datasets by name: "train", and optionally "validation", which chooses, and others, which are reported.
         trainer_options: passed on to `GroupRobustTrainer` (`processing_class`, `data_collator`, …).
 
     Returns:
@@ -82,15 +82,16 @@ def run(
     else:
         with readable_errors(config):
             _load_for_evaluation(trainer)
-    if "validation" in splits:
-        trainer.evaluate()
-    if "test" in splits:
-        trainer.predict(splits["test"])
+    prefixes = metric_prefixes(splits)
+    for name, prefix in prefixes.items():
+        if name == "validation":
+            trainer.evaluate()
+        else:
+            trainer.predict(splits[name], metric_key_prefix=prefix)
     if trains:
         trainer.save_model()
     if trainer.is_world_process_zero():
-        prefixes = {"validation": "eval", "test": "test"}
-        reports = {name: trainer.group_report(prefix) for name, prefix in prefixes.items() if name in splits}
+        reports = {name: trainer.group_report(prefix) for name, prefix in prefixes.items()}
         if not trains:
             # How the model was trained is not known here.
             reports = {name: replace(report, objective="none, evaluated only") for name, report in reports.items()}
@@ -101,6 +102,12 @@ def run(
         text = json.dumps(content, indent=2, ensure_ascii=False)
         (Path(config.output_dir) / REPORT_FILE).write_text(text, encoding="utf-8")
     return trainer
+
+
+def metric_prefixes(splits: Mapping[str, Any]) -> dict[str, str]:
+    """The splits that are evaluated, "validation" first, and the prefix of the metrics of each."""
+    names = sorted((name for name in splits if name != "train"), key=lambda name: name != "validation")
+    return {name: "eval" if name == "validation" else name for name in names}
 
 
 def _require_trained(config: GroupRobustConfig, model: nn.Module) -> None:

@@ -103,7 +103,8 @@ class EvaluationGroups:
         """Group ids of whole columns [N], or memberships [N, K]; None where not all columns are there."""
         if self.overlapping:
             size = len(next(iter(read.values())))
-            columns = [np.asarray(read[c].values) if c in read else np.zeros(size) for c in self.columns]
+            factors = [read[name].factors if name in read else None for name in self.columns]
+            columns = [np.zeros(size) if one is None else np.asarray(one[0])[one[1]] for one in factors]
             return np.stack(columns, axis=1).astype(np.int64)
         return groups.encode_columns(read) if all(name in read for name in self.columns) else None
 

@@ -12,6 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Image
 
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.data.image_folders import read_image_folder
 from hf_cgd.data.tables import READERS, read_table
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def load_splits(dataset: str, config_name: str | None = None) -> DatasetDict:
                 f"metadata.csv, found {sorted(child.name for child in path.iterdir())[:10]}. Rename the files, or "
                 "pass the path of a single table."
             )
-        return _by_split(datasets.load_dataset("imagefolder", data_dir=str(path)), str(path))
+        return _by_split(read_image_folder(path), str(path))
     if path.suffix in READERS or path.is_absolute() or dataset.count("/") > 1:
         raise FileNotFoundError(
             f"Expected a file, a folder or the id of a dataset on the Hub, but there is no {dataset!r} (looked in "
@@ -99,14 +100,16 @@ def load_splits(dataset: str, config_name: str | None = None) -> DatasetDict:
     return _by_split(load_from_hub(dataset, advice, config_name), dataset)
 
 
-def load_from_hub(hub_id: str, advice: str, config_name: str | None = None) -> DatasetDict:
-    """A dataset of the Hub.
+def load_from_hub(
+    hub_id: str, advice: str, config_name: str | None = None, revision: str | None = None
+) -> DatasetDict:
+    """A dataset of the Hub, of that commit (None: the newest).
 
     Raises:
         ConnectionError: it cannot be had; three lines say what, why, and what to do, of which `advice` is the last.
     """
     try:
-        return datasets.load_dataset(hub_id, config_name)
+        return datasets.load_dataset(hub_id, config_name, revision=revision)
     except OSError as error:
         reason = " ".join(str(error).split())
         offline = " HF_HUB_OFFLINE is set." if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("", "0") else ""

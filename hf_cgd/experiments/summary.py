@@ -8,7 +8,7 @@ import numpy as np
 from hf_cgd.experiments.grid import Grid, Setting, runs_of, setting_name, value_name
 from hf_cgd.experiments.selection import Choice, RunResult
 from hf_cgd.metrics import GroupReport, GroupRow, wilson_interval
-from hf_cgd.metrics.tables import mean_and_deviation
+from hf_cgd.metrics.tables import in_units
 from hf_cgd.plots import comparison_figure, sweep_figure
 
 if TYPE_CHECKING:
@@ -187,18 +187,17 @@ def _report(result: RunResult, split: str, objective: str) -> GroupReport:
 
 
 def _cell(choice: Choice | None, column: str, split: str) -> str:
-    if choice is None or any(column not in result.metrics[split] for result in choice.results):
+    """Of the split, or of another one where the column names it: "id_test:worst_group_pearson"."""
+    other, _, metric = column.rpartition(":")
+    split = other or split
+    if choice is None or any(metric not in result.metrics.get(split, {}) for result in choice.results):
         return ""
-    return _in_units(choice.test_values(column, split), column)
+    return in_units(choice.test_values(metric, split), metric)
 
 
 def _mean(results: Sequence[RunResult], metric: str, split: str) -> str:
     values = [result.metrics.get(split, {}).get(metric, np.nan) for result in results]
-    return _in_units(np.array(values, dtype=float), metric)
-
-
-def _in_units(values: np.ndarray, metric: str) -> str:
-    return mean_and_deviation(100 * values, 1) if "accuracy" in metric else mean_and_deviation(values)
+    return in_units(np.array(values, dtype=float), metric)
 
 
 def _note(choice: Choice) -> str:

@@ -14,6 +14,11 @@ def mean_and_deviation(values: np.ndarray, decimals: int = 3) -> str:
     return f"{values.mean():.{decimals}f}{spread}" if len(values) else ""
 
 
+def in_units(values: np.ndarray, metric: str) -> str:
+    """`mean_and_deviation` of a metric: accuracies in per cent with one decimal, others as they are with three."""
+    return mean_and_deviation(100 * values, 1) if "accuracy" in metric else mean_and_deviation(values)
+
+
 def plain(rows: Rows) -> str:
     """A table for the terminal: a line under the head, the first column on the left, the others on the right."""
     lines = ["  ".join(cells) for cells in _padded(rows)]

@@ -219,13 +219,14 @@ class GroupRobustLoss:
         with torch.autocast(losses.device.type, enabled=False):
             losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
             group_ids = groups.ids
-            if groups.rows is not None:
-                if self._engine is None:
-                    losses, given = drop_uncounted(losses, given, groups.rows)
-                    groups = self._groups_of(group_ids[torch.from_numpy(groups.rows)])
-                    group_ids = groups.ids
-                else:
-                    losses, group_ids = silence_uncounted(losses, group_ids), with_stand_ins(group_ids)
+            if groups.rows is not None and self._engine is None:
+                losses, given = drop_uncounted(losses, given, groups.rows)
+                groups = self._groups_of(group_ids[torch.from_numpy(groups.rows)])
+                group_ids = groups.ids
+            elif groups.rows is not None or self._arithmetic.fixed_shapes:
+                # Under fixed shapes nobody knows who counts, so every batch goes this way.
+                losses = silence_uncounted(losses, group_ids, may_look=groups.rows is not None)
+                group_ids = with_stand_ins(group_ids)
             if self._engine is not None and self._engine.timing == "after_backward":
                 loss = self._scalar(losses, group_ids, given)
                 self._engine.watch(losses)

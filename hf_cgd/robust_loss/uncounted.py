@@ -38,25 +38,26 @@ def drop_uncounted(losses: Tensor, given: dict[str, Any], rows: np.ndarray) -> t
     return chosen_rows(losses, rows), kept
 
 
-def silence_uncounted(losses: Tensor, group_ids: Tensor) -> Tensor:
+def silence_uncounted(losses: Tensor, group_ids: Tensor, may_look: bool) -> Tensor:
     """Losses [B], 0 without gradient for examples that do not count.
 
     With `with_stand_ins` every gradient of a sum over a group is right, and each row of an activation keeps its place.
 
     Args:
         losses: [B].
-        group_ids: [B] on the host.
+        group_ids: [B].
+        may_look: whether the ids are on the host, to be read without a wait.
 
     Raises:
-        ValueError: no example of the batch counts.
+        ValueError: no example of the batch counts, where that may be looked at.
     """
-    rows = group_ids.numpy() != UNCOUNTED
-    if not rows.any():
+    rows = counted(group_ids)
+    if may_look and not bool(rows.any()):
         raise ValueError(
             "No example of the batch has a label, so no group has a gradient. Use a larger batch, or leave examples "
             "without a label out of the training set."
         )
-    return torch.where(moved(torch.from_numpy(rows), losses.device), losses, losses.new_zeros(()))
+    return torch.where(moved(rows, losses.device), losses, losses.new_zeros(()))
 
 
 def with_stand_ins(group_ids: Tensor) -> Tensor:

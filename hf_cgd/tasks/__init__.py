@@ -8,16 +8,22 @@ from typing import Any
 
 from datasets import DatasetDict
 
-from hf_cgd.tasks.base import DataSource, Hyperparameters, Task, TaskInfo
+from hf_cgd.tasks.base import DataSource, HubData, Hyperparameters, Published, Search, Task, TaskInfo, WildsData
+from hf_cgd.tasks.celeba import CelebA
+from hf_cgd.tasks.civilcomments import CivilComments
 from hf_cgd.tasks.colored_mnist import ColoredMNIST
 from hf_cgd.tasks.mnist_settings import MNISTSettings
 from hf_cgd.tasks.multinli import MultiNLI
+from hf_cgd.tasks.waterbirds import Waterbirds
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
     {
         ColoredMNIST.name: ColoredMNIST,
         MNISTSettings.name: MNISTSettings,
         MultiNLI.name: MultiNLI,
+        Waterbirds.name: Waterbirds,
+        CelebA.name: CelebA,
+        CivilComments.name: CivilComments,
     }
 )
 """Every benchmark by name."""
@@ -39,17 +45,33 @@ def build_task(name: str, **settings: Any) -> Task:
 
 
 def load_task(
-    name: str, data_dir: str | Path | None = None, source: DataSource | None = None, **settings: Any
+    name: str,
+    source: DataSource | str | Path | None = None,
+    data_dir: str | Path | None = None,
+    **settings: Any,
 ) -> tuple[DatasetDict, TaskInfo]:
     """The splits of a benchmark and what is known of it, see `Task.load` and `TaskInfo`.
 
         splits, info = load_task("colored_mnist", "my/mnist", ratio=100)
+        splits, info = load_task("waterbirds", "wilds", "my/wilds/folders")
 
     Raises:
-        ValueError, FileNotFoundError, ConnectionError: see `build_task` and `Task.load`.
+        ValueError, FileNotFoundError, ConnectionError, ImportError: see `build_task` and `Task.load`.
     """
     task = build_task(name, **settings)
-    return task.load(data_dir, source), task.info
+    return task.load(source, data_dir), task.info
 
 
-__all__ = ["TASKS", "DataSource", "Hyperparameters", "Task", "TaskInfo", "build_task", "load_task"]
+__all__ = [
+    "TASKS",
+    "DataSource",
+    "HubData",
+    "Hyperparameters",
+    "Published",
+    "Search",
+    "Task",
+    "TaskInfo",
+    "WildsData",
+    "build_task",
+    "load_task",
+]

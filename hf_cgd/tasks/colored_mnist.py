@@ -11,14 +11,16 @@ rounded down (49,950 + 49 at ratio 1000; half of each evaluation split is not us
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
 
 from hf_cgd.tasks import mnist
-from hf_cgd.tasks.base import DataSource, Task, TaskInfo
+from hf_cgd.tasks.base import Published, Task, TaskInfo
+from hf_cgd.tasks.paper import WITHOUT_ADJUSTMENT
 
 GROUPS = ("majority", "minority")
 RATIO = 1000
@@ -27,15 +29,25 @@ VALIDATION_SIZE = 10_000
 INFO = replace(
     mnist.INFO,
     name="colored_mnist",
+    search=WITHOUT_ADJUSTMENT,
     # First column of the paper's Table 3: per cent, three seeds.
     published={
-        "erm": ("50 (0.0)", "0 (0.0)"),
-        "erm_uw": ("53.6 (0.1)", "7.2 (2.1)"),
-        "pgi": ("52.5 (1.7)", "44.4 (1.5)"),
-        "group_dro": ("73.5 (5.3)", "48.5 (11.5)"),
-        "cgd": ("78.6 (0.5)", "65.6 (5.9)"),
+        "paper": Published(
+            ("accuracy", "worst_group_accuracy"),
+            {
+                "erm": ("50 (0.0)", "0 (0.0)"),
+                "erm_uw": ("53.6 (0.1)", "7.2 (2.1)"),
+                "pgi": ("52.5 (1.7)", "44.4 (1.5)"),
+                "group_dro": ("73.5 (5.3)", "48.5 (11.5)"),
+                "cgd": ("78.6 (0.5)", "65.6 (5.9)"),
+            },
+        )
     },
 )
+
+
+def _setting(default: Any, help_text: str) -> Any:
+    return field(default=default, metadata={"help": help_text})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +55,12 @@ class ColoredMNIST(Task):
     """Colored-MNIST; the settings are explained at `splits_of`."""
 
     name = INFO.name
-    ratio: float = RATIO
-    train_size: int | None = None
-    validation_size: int = VALIDATION_SIZE
-    legacy: bool = False
+    ratio: float = _setting(RATIO, "Majority examples for each of the minority in training.")
+    train_size: int | None = _setting(None, "Train on this many images, at the same ratio.")
+    validation_size: int = _setting(VALIDATION_SIZE, "Training images that are kept to validate.")
+    legacy: bool = _setting(
+        False, "As the authors' released code: the minority recolours images of the majority, cyan/magenta."
+    )
     min_group_size: int = 2
 
     @property
@@ -54,8 +68,11 @@ class ColoredMNIST(Task):
         """The same in all settings; the published cells are of a ratio of 1000."""
         return INFO
 
-    def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
-        return splits_of(mnist.load(data_dir), **asdict(self))
+    def _from_hub(self, folder: Path | None) -> DatasetDict:
+        return splits_of(mnist.from_hub(folder), **asdict(self))
+
+    def _from_files(self, folder: Path) -> DatasetDict:
+        return splits_of(mnist.load(folder), **asdict(self))
 
 
 def splits_of(

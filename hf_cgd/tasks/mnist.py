@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, Features, Value
 
-from hf_cgd.data.sources import load_from_hub
-from hf_cgd.tasks.base import Hyperparameters, TaskInfo
+from hf_cgd.tasks.base import HubData, Hyperparameters, TaskInfo
+from hf_cgd.tasks.hub_source import hub_splits
 
 HUB_ID = "ylecun/mnist"
 BINARY_LABELS = ("5-9", "0-4")
@@ -39,7 +39,14 @@ INFO = TaskInfo(
     licence="MIT, by the card of its copy on the Hub",
     citation="LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition. Proceedings of "
     "the IEEE, 1998.",
-    hub_id=HUB_ID,
+    kind="pixels",
+    inputs=("pixel_values",),
+    image_format=IMAGE_FORMAT,
+    hub=HubData(HUB_ID, revision="77f3279092a1c1579b2250db8eafed0ad422088c"),
+    layout="the four IDX files train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
+    "t10k-labels-idx1-ubyte, plain or .gz.",
+    places=("https://huggingface.co/datasets/ylecun/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist/"),
+    size="70,000 images of 28 x 28; 12 MB packed",
     hyperparameters={
         # Those of the CGD paper for its Colored-MNIST. SGD and batch 1024 as stated. It searched learning rate
         # {1e-3, 1e-5}, weight decay {1e-4, 0.1, 1} (0 in its study of ratios) and step size {1, 0.1, 0.01, 0.001},
@@ -59,6 +66,21 @@ INFO = TaskInfo(
 """What the benchmarks that are made of MNIST share."""
 
 
+def from_hub(folder: Path | None) -> Digits:
+    """The same as `load` from the Hub, or from a copy of its repository.
+
+    Raises:
+        ConnectionError: the Hub cannot be reached; three lines say what to pass instead.
+        FileNotFoundError, ValueError: see `hub_splits`.
+    """
+    advice = "Pass data_dir= with a folder of the four IDX files (train-images-idx3-ubyte, … plain or .gz)."
+    digits = hub_splits(INFO, folder, {name: name for name in IDX_FILES}, ("image", "label"), advice)
+    return {
+        name: (np.stack([np.asarray(image) for image in rows["image"]]), np.asarray(rows["label"][:]))
+        for name, rows in digits.items()
+    }
+
+
 def load(data_dir: str | Path | None = None) -> Digits:
     """Images [N, 28, 28] and digits [N] (uint8) of "train" and "test".
 
@@ -68,18 +90,10 @@ def load(data_dir: str | Path | None = None) -> Digits:
     Raises:
         FileNotFoundError: a file that is missing.
         ValueError: a file that is not what its name says.
-        ConnectionError: the Hub cannot be reached; three lines say what to pass instead.
+        ConnectionError: the Hub cannot be reached.
     """
     if data_dir is None:
-        advice = "Pass data_dir= with a folder of the four IDX files (train-images-idx3-ubyte, … plain or .gz)."
-        digits = load_from_hub(HUB_ID, advice)
-        return {
-            name: (
-                np.stack([np.asarray(image) for image in digits[name]["image"]]),
-                np.asarray(digits[name]["label"][:]),
-            )
-            for name in IDX_FILES
-        }
+        return from_hub(None)
     found = {}
     for name, stem in IDX_FILES.items():
         images = read_idx(_find_idx(data_dir, f"{stem}-images", 3), 3)

@@ -12,7 +12,7 @@ where the text has two classes (`classes=10` gives those).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
@@ -22,7 +22,7 @@ from datasets import Dataset, DatasetDict
 from scipy import ndimage
 
 from hf_cgd.tasks import mnist
-from hf_cgd.tasks.base import DataSource, Task, TaskInfo
+from hf_cgd.tasks.base import Published, Task, TaskInfo
 
 SettingName = Literal["noise", "rotation", "spurious"]
 Classes = Literal[2, 10]
@@ -56,10 +56,12 @@ class MNISTSettings(Task):
     """One of the three settings; the fields are explained at `splits_of`."""
 
     name = "mnist_settings"
-    setting: SettingName = "noise"
-    classes: Classes = 2
-    train_counts: Sequence[int] = TRAIN_COUNTS
-    validation_size: int = VALIDATION_SIZE
+    setting: SettingName = field(default="noise", metadata={"help": "Which one."})
+    classes: Classes = field(default=2, metadata={"help": "0-4 against 5-9, or the 10 digits."})
+    train_counts: list[int] = field(
+        default_factory=lambda: list(TRAIN_COUNTS), metadata={"help": "Training images of the three groups."}
+    )
+    validation_size: int = field(default=VALIDATION_SIZE, metadata={"help": "Images behind these that validate."})
 
     @property
     def info(self) -> TaskInfo:
@@ -74,11 +76,19 @@ class MNISTSettings(Task):
             name=self.name,
             label_names=label_names(self.classes),
             hyperparameters={"paper": replace(paper, shared={**paper.shared, **own})},
-            published=PUBLISHED[self.setting],
+            published={"paper": Published(("accuracy", "worst_group_accuracy"), PUBLISHED[self.setting])},
         )
 
-    def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
-        return splits_of(mnist.load(data_dir), **asdict(self))
+    @property
+    def run_name(self) -> str:
+        """Each setting has runs of its own."""
+        return f"{self.name}/{self.setting}"
+
+    def _from_hub(self, folder: Path | None) -> DatasetDict:
+        return splits_of(mnist.from_hub(folder), **asdict(self))
+
+    def _from_files(self, folder: Path) -> DatasetDict:
+        return splits_of(mnist.load(folder), **asdict(self))
 
 
 def label_names(classes: Classes) -> tuple[str, ...]:

@@ -1,11 +1,10 @@
-"""A made-up corpus of the kind of MultiNLI, and the tokenizer for it: tiny, and there without a network."""
+"""A made-up corpus of the kind of MultiNLI: tiny, and there without a network connection."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 LABELS = ("entailment", "neutral", "contradiction")
 """The classes of MultiNLI, in the order of its copy on the Hub."""
@@ -53,19 +52,3 @@ def _made_pair(generator: np.random.Generator, part: str) -> dict[str, Any]:
         "hypothesis": f"{subject} {adverb}{said} {rest}".strip(),
         "label": label,
     }
-
-
-def demo_tokenizer() -> Tokenizer:
-    """One token for each word that `demo` can use; pairs are marked like BERT's. Padding is token 0."""
-    words = {"the", "in", "with", "a", "never", "at", "no", "time", *PLACES, *COMPANIONS}
-    words |= {*PEOPLE, *PEOPLE.values(), *OPPOSITES, *OPPOSITES.values()}
-    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *sorted(words)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
-    )
-    return tokenizer

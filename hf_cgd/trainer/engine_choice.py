@@ -164,7 +164,8 @@ class EngineChoice:
 
 def arithmetic_on(device: torch.device) -> Arithmetic:
     """Where the statistics of a run are kept: on an accelerator, so that no step waits for it."""
-    return HOST if device.type == "cpu" else DeviceArithmetic(device, needs_static_shapes(device))
+    fixed_shapes = needs_static_shapes(device)
+    return DeviceArithmetic(device, fixed_shapes) if fixed_shapes or device.type != "cpu" else HOST
 
 
 def _loss_scale(scaler: Any, device: torch.device) -> Callable[[], Scale] | None:

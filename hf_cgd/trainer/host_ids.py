@@ -37,6 +37,35 @@ class HostIdsCollator:
         return batch
 
 
+class AllLabelledCollator:
+    """Wraps a collator: refuses examples without a class, where nothing tells later which they are.
+
+    Args:
+        collator: makes a batch with labels.
+        label_name: of these.
+        objective: its name, for the message.
+    """
+
+    def __init__(self, collator: Callable[[list[Any]], Any], label_name: str, objective: str) -> None:
+        self.collator, self.label_name, self.objective = collator, label_name, objective
+
+    def __call__(self, features: list[Any]) -> Any:
+        """The batch of the wrapped collator.
+
+        Raises:
+            ValueError: a label of -100.
+        """
+        batch = self.collator(features)
+        labels = batch.get(self.label_name) if hasattr(batch, "get") else None
+        if isinstance(labels, Tensor) and not bool(is_labelled(labels).all()):
+            raise ValueError(
+                f"objective={self.objective!r} on an XLA device: expected a label for each example, got "
+                f"{int((~is_labelled(labels)).sum())} of -100 in a batch. A batch has fixed shapes there, so that "
+                "none can be left out: leave such rows out of the training set."
+            )
+        return batch
+
+
 class HostIds:
     """Finds the ids of a batch on the host, and sees to it that they are those of the batch."""
 

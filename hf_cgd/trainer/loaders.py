@@ -15,7 +15,7 @@ from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import BesideBatches, without
 from hf_cgd.trainer.forward import may_have_classes
 from hf_cgd.trainer.group_setup import GroupSetup
-from hf_cgd.trainer.host_ids import HostIdsCollator
+from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIdsCollator
 
 LOADERS = ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader")
 
@@ -66,6 +66,17 @@ class GroupDataTrainer(Trainer):
         rest, taken = without(inputs, self._setup.keys_beside)
         return dict(rest), taken or self._beside.find(rest)
 
+    def _for_device(self, collator: Any) -> Any:
+        """The training collator, with what can be told of a batch only before it goes to the device."""
+        assert self.model is not None
+        has_classes, name = may_have_classes(self.model), self._setup.label_name
+        if needs_static_shapes(self.args.device):
+            is_read = has_classes and self.group_objective.reads
+            return AllLabelledCollator(collator, name, self.group_objective.name) if is_read else collator
+        if self.args.device.type == "cpu":
+            return collator
+        return HostIdsCollator(collator, self._setup.key, name, has_classes)
+
     @contextmanager
     def _keeping_ids(self, dataset: Any, is_training: bool) -> Iterator[None]:
         """While a loader is built: `data_collator` keeps the group ids of the dataset's rows."""
@@ -76,10 +87,7 @@ class GroupDataTrainer(Trainer):
                 self._read_groups()
                 in_order = self.group_objective.needs_gradients
                 self.data_collator = self._setup.training_collator(own, in_order)
-                if self.args.device.type != "cpu" and not needs_static_shapes(self.args.device):
-                    assert self.model is not None
-                    has_classes, name = may_have_classes(self.model), self._setup.label_name
-                    self.data_collator = HostIdsCollator(self.data_collator, self._setup.key, name, has_classes)
+                self.data_collator = self._for_device(self.data_collator)
             else:
                 self.data_collator = self._setup.evaluation_collator(own, dataset)
             yield

@@ -1,20 +1,20 @@
 """Options of a recipe: its defaults, a file, the command line."""
 
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paths import RECIPES
+from recipe_parts import recipe_parts
 
 from hf_cgd.cli import parse_command_line
 
 
 def test_precedence_of_defaults_file_and_command_line(tmp_path: Path) -> None:
-    module = runpy.run_path(str(RECIPES / "multinli_cgd.py"))
+    options, defaults, _ = recipe_parts(RECIPES / "multinli_cgd.py")
 
     def parse(*arguments: str) -> tuple[Any, Any]:
-        return parse_command_line(module["Options"], module["defaults"], [*arguments, "--use_cpu"])
+        return parse_command_line(options, defaults, [*arguments, "--use_cpu"])
 
     own, config = parse()
     assert (own.model, config.learning_rate, config.group_column) == ("bert-base-uncased", 2e-5, ["label", "negation"])

@@ -1,7 +1,6 @@
 """`python -m hf_cgd.experiments`, and the grids that come along."""
 
 import json
-import runpy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,10 +8,12 @@ from typing import Any
 import pytest
 from grids import RECIPE, starts
 from paths import RECIPES, ROOT
+from recipe_parts import recipe_parts
 
 from hf_cgd import GroupRobustConfig
 from hf_cgd.experiments import PRESETS
 from hf_cgd.experiments.__main__ import _number, _preset, main
+from hf_cgd.tasks import TASKS
 
 # ---- The command line -----------------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ def test_grids_that_come_along_name_options_that_their_recipe_has(name: str, mon
     monkeypatch.chdir(ROOT)
     preset = _preset(str(GRIDS.get(name, name)))
     grids = [preset.grid, preset.quick().grid] if name in PRESETS else [preset.grid]
-    own = runpy.run_path(grids[0].recipe)["Options"]
+    own, _, _ = recipe_parts(Path(grids[0].recipe))
     known = {field.name for kind in (own, GroupRobustConfig) for field in fields(kind)}
     for grid in grids:
         assert grid.search_runs() and all(grid.options_of(run).keys() <= known for run in grid.search_runs())
@@ -131,6 +132,31 @@ def test_published_grids() -> None:
     conditions = {"setting=noise", "setting=rotation", "setting=spurious"}
     assert {key[0] for key in PRESETS["mnist_settings"].published} == conditions
     assert PRESETS["colored_mnist"].published["", "cgd"] == ("78.6 (0.5)", "65.6 (5.9)")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_benchmark_has_the_paper_s_grid(name: str) -> None:
+    info, grid = TASKS[name]().info, PRESETS[name].grid
+    assert grid.metric == info.metric
+    if info.search is not None:
+        assert PRESETS[name].columns == info.published["paper"].metrics and grid.options["preset"] == "paper"
+        assert {objective for _, objective in PRESETS[name].published} == set(grid.objectives)
+
+
+def test_what_the_paper_searched() -> None:
+    """Points: learning rate 2 x weight decay 3, step 4, seven values of C; on WILDS the step alone."""
+    points = {
+        name: [len(PRESETS[name].grid.points(objective)) for objective in PRESETS[name].grid.objectives]
+        for name in ("waterbirds", "celeba", "multinli", "civilcomments")
+    }
+    of_labels = [6, 6 * 7, 6 * 4, 6 * 4 * 7, 6 * 4 * 7]
+    assert points == {
+        "waterbirds": of_labels,
+        "celeba": of_labels,
+        "multinli": of_labels,
+        "civilcomments": [1, 1, 1, 4, 4],
+    }
+    assert PRESETS["civilcomments"].grid.seeds == (0, 1, 2, 3, 4) and PRESETS["celeba"].grid.seeds == (0, 1, 2)
 
 
 def test_a_real_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_cgd.trainer.engine_choice
+import hf_cgd.trainer.loaders
 from hf_cgd import (
     CGD,
     CORAL,
@@ -291,14 +292,15 @@ def uneven(steps: int = 6) -> Dataset:
     return Dataset.from_dict(rows)
 
 
-def trainer_of(build: Build, objective: str, **args: Any) -> GroupRobustTrainer:
+def trainer_of(build: Build, objective: str, unlabelled: Sequence[int] = (), **args: Any) -> GroupRobustTrainer:
     options = {
         "objective": objective, "per_device_train_batch_size": 8, "train_sampling_strategy": "sequential", "max_steps": 6,
         "learning_rate": 0.3, "logging_steps": 2, **args,
     }  # fmt: skip
     if objective in ("group_dro", "cgd"):
         options.setdefault("step_size", 0.5)
-    return build(options, train_dataset=uneven(), eval_dataset=uneven(2))
+    data = uneven().map(lambda row, place: {"labels": -100} if place in unlabelled else row, with_indices=True)
+    return build(options, train_dataset=data, eval_dataset=uneven(2))
 
 
 OBJECTIVES = ("erm", "erm_uw", "group_dro", "cgd", *PENALTIES)
@@ -307,13 +309,19 @@ OBJECTIVES = ("erm", "erm_uw", "group_dro", "cgd", *PENALTIES)
 @predicts_one_class
 @pytest.mark.filterwarnings("ignore:No examples of the group")
 @pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("unlabelled", [(), (1, 9, 10, 30)])
 def test_a_run_as_on_xla_gives_the_numbers_of_an_ordinary_one(
-    trainer: Build, objective: str, monkeypatch: pytest.MonkeyPatch
+    trainer: Build, objective: str, unlabelled: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ordinary = trainer_of(trainer, objective)
+    ordinary = trainer_of(trainer, objective, unlabelled)
     ordinary.train()
-    monkeypatch.setattr(hf_cgd.trainer.engine_choice, "needs_static_shapes", lambda device: True)
-    static = trainer_of(trainer, objective)
+    for room in (hf_cgd.trainer.engine_choice, hf_cgd.trainer.loaders):
+        monkeypatch.setattr(room, "needs_static_shapes", lambda device: True)
+    static = trainer_of(trainer, objective, unlabelled)
+    if unlabelled and objective in PENALTIES:
+        with pytest.raises(ValueError, match=rf"{objective}.* on an XLA device: expected a label .* got 1 of -100"):
+            static.train()
+        return
     static.train()
     assert torch.allclose(parameters_of(ordinary.model), parameters_of(static.model), atol=2e-6)
     if objective == "cgd":

@@ -1,15 +1,15 @@
 """Recipes as functions, and a tiny model for texts."""
 
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paths import RECIPES
+from recipe_parts import recipe_parts
 from tiny import tiny_distilbert
-from transformers import PreTrainedTokenizerFast
 
+from hf_cgd.cli.tiny_networks import tiny_text_classifier
 from hf_cgd.tasks import multinli_demo
 
 Recipe = Callable[..., Any]
@@ -24,7 +24,8 @@ def recipe(tmp_path: Path) -> Recipe:
         quiet = ["--output_dir", tmp_path / "out", "--use_cpu", "--disable_tqdm", "true", "--max_steps", 2]
         quiet += ["--per_device_eval_batch_size", 200]
         line = [*first, *quiet, *arguments[len(first) :]]
-        return runpy.run_path(str(RECIPES / f"{name}.py"))["main"]([str(argument) for argument in line])
+        _, _, program = recipe_parts(RECIPES / f"{name}.py")
+        return program([str(argument) for argument in line])
 
     return main
 
@@ -32,10 +33,8 @@ def recipe(tmp_path: Path) -> Recipe:
 @pytest.fixture
 def text_model(tmp_path: Path) -> Path:
     """A folder with a tiny DistilBERT and the tokenizer of the made-up corpus."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=multinli_demo.demo_tokenizer(), pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
-        sep_token="[SEP]",
-    )  # fmt: skip
+    parts = multinli_demo.demo(sizes={"train": 400})["train"]
+    _, tokenizer = tiny_text_classifier([parts["premise"][:], parts["hypothesis"][:]], multinli_demo.LABELS)
     tokenizer.save_pretrained(tmp_path / "text_model")
     tiny_distilbert().save_pretrained(tmp_path / "text_model")
     return tmp_path / "text_model"

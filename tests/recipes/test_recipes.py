@@ -1,7 +1,6 @@
 """Each recipe from its command line to its report, on made data, offline, for two or three steps."""
 
 import json
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from made_files import nli_rows, write_images, write_jsonl, write_mnist, write_t
 from paths import RECIPES
 from PIL import Image
 from programs import run
+from recipe_parts import recipe_parts
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
@@ -23,9 +23,10 @@ from transformers import (
 )
 
 from hf_cgd.cli import image_classifier, parse_command_line, text_classifier
-from hf_cgd.tasks import multinli
+from hf_cgd.tasks import TASKS, multinli
 
-NAMES = ["multinli_cgd", "colored_mnist_cgd", "mnist_settings", "text_classification", "image_classification"]
+TASK_RECIPES = [f"{name}_cgd" for name in TASKS if name != "mnist_settings"]
+NAMES = [*TASK_RECIPES, "mnist_settings", "text_classification", "image_classification"]
 
 # Two steps teach nothing, and a warning says so.
 pytestmark = pytest.mark.filterwarnings("ignore::hf_cgd.GroupRobustWarning")
@@ -52,7 +53,8 @@ def test_help_shows_options_and_the_recipe_s_defaults(name: str, recipe: Recipe,
         and "--step_size" in shown
         and "--model" in shown
     )
-    assert "(default: worst_group_accuracy)" in shown
+    metric = TASKS[name.removesuffix("_cgd")]().info.metric if name in TASK_RECIPES else "worst_group_accuracy"
+    assert f"(default: {metric})" in shown
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,8 +65,8 @@ def test_recipes_are_short(name: str) -> None:
 @pytest.mark.parametrize("path", sorted((RECIPES / "configs").glob("*.yaml")), ids=lambda path: path.name)
 def test_example_configs_hold_known_options(path: Path) -> None:
     name = next(name for name in NAMES if path.stem.removesuffix("_paper") in name)
-    module = runpy.run_path(str(RECIPES / f"{name}.py"))
-    own, config = parse_command_line(module["Options"], module.get("defaults"), [str(path), "--use_cpu"])
+    options, defaults, _ = recipe_parts(RECIPES / f"{name}.py")
+    own, config = parse_command_line(options, defaults, [str(path), "--use_cpu"])
     for option, value in yaml.safe_load(path.read_text()).items():
         assert str(getattr(config, option, getattr(own, option, None))) in (str(value), str(_number(value))), option
 
@@ -106,7 +108,13 @@ def test_multinli_local_files_and_yaml(recipe: Recipe, tmp_path: Path, text_mode
     hypotheses = ["the man never sleeps", "the man sleeps"] * 12
     for name in multinli.FILES:
         write_jsonl(tmp_path / f"{name}.jsonl", nli_rows(hypotheses, [0, 0, 1, 1, 2, 2] * 4))
-    config = {"data_dir": str(tmp_path), "model": str(text_model), "objective": "group_dro", "preset": "paper"}
+    config = {
+        "data_dir": str(tmp_path),
+        "model": str(text_model),
+        "objective": "group_dro",
+        "preset": "paper",
+        "split": "genres",
+    }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config, "group_column": "negation", "eval_strategy": "no"}))
     trainer = recipe("multinli_cgd", tmp_path / "run.yaml", "--load_best_model_at_end", "false")
     assert trainer.groups.names == ("no", "yes") and trainer.groups.counts == (12, 12)
@@ -121,7 +129,7 @@ def test_multinli_local_files_and_yaml(recipe: Recipe, tmp_path: Path, text_mode
     [
         ([], ["majority", "minority"]),
         (["--group_column", "label", "group"], [f"label:{d} group:{g}" for d in ("5-9", "0-4") for g in ("majority", "minority")]),
-        (["--legacy_coloring", "--objective", "group_dro"], ["majority", "minority"]),
+        (["--legacy", "--objective", "group_dro"], ["majority", "minority"]),
     ],
 )  # fmt: skip
 def test_colored_mnist(options: list[str], groups: list[str], recipe: Recipe, tmp_path: Path) -> None:

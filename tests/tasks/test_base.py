@@ -1,20 +1,21 @@
 """The contract of benchmark tasks: one that a stranger adds here, and those of the registry held against it."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 from made_files import made_mnist, write_mnist
 
-from hf_cgd import GroupRobustConfig, group_metrics
+from hf_cgd import GroupRobustConfig, GroupRobustWarning
 from hf_cgd.cli import task_options
+from hf_cgd.metrics.group_metrics import metric_names
 from hf_cgd.objectives import OBJECTIVES
-from hf_cgd.tasks import TASKS, DataSource, Hyperparameters, Task, TaskInfo, build_task, colored_mnist, load_task
+from hf_cgd.tasks import TASKS, Hyperparameters, Task, TaskInfo, build_task, colored_mnist, load_task
 
-RECIPE_OPTIONS = {"model", "max_length"}
+RECIPE_OPTIONS = {"model", "max_length", "pretrained"}
+KNOWN_METRICS = set(metric_names(None, ["a"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +43,24 @@ class Hospitals(Task):
             },
         )
 
-    def _read(self, source: DataSource, data_dir: Path | None) -> DatasetDict:
-        where = "made up" if data_dir is None else data_dir.name
-        return DatasetDict(train=Dataset.from_dict({"text": [where] * self.rows, "label": [self.seed] * self.rows}))
+    def _from_files(self, folder: Path) -> DatasetDict:
+        where = (folder / "text").read_text() if (folder / "text").exists() else folder.name
+        rows = {"text": [where] * self.rows, "label": [self.seed] * self.rows, "hospital": ["a"] * self.rows}
+        return DatasetDict(train=Dataset.from_dict(rows))
+
+    def _write_demo(self, folder: Path) -> None:
+        (folder / "text").write_text("made up")
 
 
-def test_a_task_of_one_s_own() -> None:
+def test_a_task_of_one_s_own(tmp_path: Path) -> None:
     task = Hospitals(seed=1, rows=2)
-    assert task.load("a/folder")["train"]["text"][:] == ["folder", "folder"]
-    assert task.load(source="demo")["train"]["text"][:] == ["made up", "made up"]
-    assert task.load("folder", "files")["train"]["label"][:] == [1, 1]
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for splits in (task.load(folder), task.load(data_dir=folder), task.load("files", folder), task.load(str(folder))):
+        assert splits["train"]["text"][:] == ["own", "own"] and splits["train"]["label"][:] == [1, 1]
+    assert task.load("demo")["train"]["text"][:] == ["made up", "made up"]
+    assert task.load("demo", tmp_path / "new")["train"]["text"][:] == ["made up", "made up"]
+    assert task.load(tmp_path / "new")["train"]["text"][:] == ["made up", "made up"], "written to be read again"
     assert task.hyperparameters(objective="cgd") == {"learning_rate": 0.2}
     assert task.hyperparameters(objective="erm") == {"learning_rate": 0.1}
     assert task.hyperparameters("wilds1.2", objective="cgd") == {"learning_rate": 0.3}
@@ -67,13 +76,40 @@ def test_a_task_of_one_s_own() -> None:
     ("arguments", "message"),
     [
         ({}, "source of hospitals must be one of 'files', 'demo', got 'hub'"),
-        ({"source": "files"}, "data_dir is the folder .* got data_dir='None' with source='files'"),
-        ({"data_dir": "x", "source": "demo"}, "got data_dir='x' with source='demo'"),
+        ({"source": "wilds"}, "source of hospitals must be one of 'files', 'demo', got 'wilds'"),
+        ({"source": "files"}, "data_dir is the folder of the files of source='files', got none"),
+        ({"source": "FOLDER", "data_dir": "FOLDER"}, "is the folder of the data and so is data_dir="),
+        ({"source": "demo", "data_dir": "FOLDER"}, "FOLDER is not empty; made-up data wants a new folder"),
     ],
 )
-def test_sources_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
+def test_sources_that_do_not_fit(
+    arguments: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "FOLDER/mine.txt").write_text("mine")
     with pytest.raises(ValueError, match=message):
         Hospitals().load(**arguments)
+    assert [path.name for path in (tmp_path / "FOLDER").iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="expected one of 'files', 'demo' or a folder .* no folder 'wlids'"):
+        Hospitals().load("wlids")
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_sizes_than_published_are_warned_of(tmp_path: Path) -> None:
+    class Counted(Hospitals):
+        @property
+        def info(self) -> TaskInfo:
+            return replace(super().info, train_counts={"a": 4})
+
+    Counted(rows=4).load(tmp_path)
+    with pytest.warns(GroupRobustWarning, match=r"have \{'a': 3\} examples; the published data has \{'a': 4\}"):
+        Counted(rows=3).load(tmp_path)
+    Counted(rows=3).load("demo")
 
 
 def test_names_that_are_not_known() -> None:
@@ -98,13 +134,21 @@ def test_load_task_gives_what_its_parts_give(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_registry_keeps_the_contract(name: str, tmp_path: Path) -> None:
+def test_the_registry_keeps_the_contract(name: str) -> None:
     task = build_task(name)
     info = task.info
     assert info.name == task.name == name
-    measured = group_metrics(np.array([0, 1]), np.array([0, 1]), np.array([0, 1]), ["a", "b"], losses=np.ones(2))
-    assert info.metric in measured and not info.lower_is_better
-    assert info.published.keys() <= OBJECTIVES.keys()
+    assert {info.metric, info.average_metric} <= KNOWN_METRICS and not info.lower_is_better
+    assert "files" in info.sources and info.splits[0] == "train" and {"validation", "test"} <= set(info.splits)
+    assert ("hub" in info.sources) == (info.hub is not None) and ("wilds" in info.sources) == (info.wilds is not None)
+    assert info.licence and info.citation and info.layout and info.places and info.size and info.presets
+    assert "paper" in info.published
+    for published in info.published.values():
+        assert published.cells.keys() <= OBJECTIVES.keys()
+        assert all(len(cells) == len(published.metrics) for cells in published.cells.values())
+        for named in published.metrics:
+            split, _, metric = named.rpartition(":")
+            assert metric in KNOWN_METRICS and (split or "test") in info.splits
     options = {field.name for field in fields(GroupRobustConfig)} | RECIPE_OPTIONS
     for source in info.hyperparameters:
         for objective in ("erm", "cgd"):
@@ -116,5 +160,6 @@ def test_made_up_data_has_the_promised_columns(name: str) -> None:
     splits, info = load_task(name, source="demo")
     assert tuple(splits) == info.splits
     for rows in splits.values():
-        assert {"label", *info.group_columns} <= set(rows.column_names)
-        assert tuple(rows.features["label"].names) == info.label_names
+        assert {"label", *info.group_columns, *(info.evaluation_group_columns or ())} <= set(rows.column_names)
+        if info.label_names:
+            assert tuple(rows.features["label"].names) == info.label_names

@@ -2,7 +2,6 @@
 
 import json
 import math
-import runpy
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from datasets import Dataset
 from made_files import write_mnist
 from paths import RECIPES
+from recipe_parts import recipe_parts
 
 from hf_cgd.tasks import build_task, mnist_settings
 
@@ -185,7 +185,7 @@ def test_recipe(
     size = ["--data_dir", str(tmp_path), "--train_counts", "25", "25", "10", "--validation_size", "20"]
     quiet = ["--use_cpu", "--disable_tqdm", "true", "--max_steps", "2", "--report_to", "none"]
     small = ["--model", "resnet10t", "--per_device_train_batch_size", "30", "--output_dir", str(tmp_path / "runs")]
-    main = runpy.run_path(str(RECIPE))["main"]
+    _, _, main = recipe_parts(RECIPE)
     trainer = main([*size, *quiet, *small, *options, "--step_size", "0.1"])
     assert trainer.state.global_step == 2 and type(trainer.optimizer.optimizer).__name__ == "SGD"
     assert dict(zip(trainer.groups.names, trainer.groups.counts, strict=True)) == dict(
@@ -197,6 +197,6 @@ def test_recipe(
 
 
 def test_recipe_without_data(tmp_path: Path) -> None:
-    main = runpy.run_path(str(RECIPE))["main"]
+    _, _, main = recipe_parts(RECIPE)
     with pytest.raises(SystemExit, match="train-images-idx3-ubyte"):
         main(["--data_dir", str(tmp_path), "--use_cpu", "--output_dir", str(tmp_path / "out")])

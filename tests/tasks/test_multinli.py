@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+import raw_layouts as raw
 from datasets import Dataset
 from made_files import nli_rows, write_jsonl
 
-from hf_cgd.tasks import multinli, multinli_demo
+from hf_cgd.tasks import load_task, multinli, multinli_demo
 
 
 @pytest.mark.parametrize(
@@ -41,11 +43,11 @@ def test_resplit_is_a_partition_in_the_published_shares() -> None:
         name: Dataset.from_dict(nli_rows([f"{name} {i}" for i in range(size)], [i % 3 for i in range(size)]))
         for name, size in (("train", 60), ("validation_matched", 20), ("validation_mismatched", 20))
     }
-    splits = multinli.splits_of(parts, resplit=True, seed=3)
+    splits = multinli.splits_of(parts, "regenerated", seed=3)
     assert [len(splits[name]) for name in ("train", "validation", "test")] == [50, 20, 30]
     everything = [sentence for rows in splits.values() for sentence in rows["hypothesis"]]
     assert sorted(everything) == sorted(f"{name} {i}" for name, part in parts.items() for i in range(len(part)))
-    again, other = (multinli.splits_of(parts, resplit=True, seed=seed)["train"]["hypothesis"][:] for seed in (3, 4))
+    again, other = (multinli.splits_of(parts, "regenerated", seed=seed)["train"]["hypothesis"][:] for seed in (3, 4))
     assert splits["train"]["hypothesis"][:] == again != other
 
 
@@ -64,7 +66,7 @@ def test_multinli_says_what_it_misses(tmp_path: Path) -> None:
 
 def test_multinli_offline_is_three_lines_that_say_what_to_pass() -> None:
     with pytest.raises(ConnectionError) as error:
-        multinli.load()
+        load_task("multinli")
     lines = str(error.value).splitlines()
     assert len(lines) == 3
     assert "nyu-mll/multi_nli" in lines[0] and "connection" in lines[0]
@@ -87,7 +89,6 @@ def test_demo_negation_goes_with_contradiction_in_training_only() -> None:
 def test_demo_labels_follow_from_the_words() -> None:
     """Read back by another rule: what the premise says, what the hypothesis says, and whether that is denied."""
     opposites = multinli_demo.OPPOSITES | {value: key for key, value in multinli_demo.OPPOSITES.items()}
-    tokenizer = multinli_demo.demo_tokenizer()
     for row in multinli_demo.demo(seed=0, sizes={"train": 400})["train"]:
         said = next(word for word in row["premise"].split() if word in opposites)
         claimed = next(word for word in row["hypothesis"].split() if word in opposites)
@@ -98,5 +99,73 @@ def test_demo_labels_follow_from_the_words() -> None:
                 "contradiction" if (claimed == said) == multinli.has_negation(row["hypothesis"]) else "entailment"
             )
         assert multinli.LABELS[row["label"]] == expected, row
-        encoded = tokenizer.encode(row["premise"], row["hypothesis"])
-        assert "[UNK]" not in encoded.tokens and encoded.tokens.count("[SEP]") == 2
+
+
+# ---- The published split ----------------------------------------------------------------------------------------------
+
+
+def test_the_split_of_the_file_with_labels_in_its_own_order(tmp_path: Path) -> None:
+    """Read back row by row from what was written: the split, the label by name, the negation of the file."""
+    raw.write_multinli(tmp_path)
+    raw.hub_multinli(tmp_path / "hub", tmp_path)
+    splits, info = load_task("multinli", tmp_path, split="group_dro")
+    rows = [row for part in range(3) for row in raw.multinli_rows(part) if row["gold_label"] != "-"]
+    for code, split in enumerate(raw.SPLITS):
+        expected = [row for number, row in enumerate(rows) if number // 6 % 3 == code]
+        found = splits[split]
+        assert found["hypothesis"][:] == [row["sentence2"] for row in expected]
+        assert [info.label_names[label] for label in found["label"]] == [row["gold_label"] for row in expected]
+        assert found["negation"][:] == [int("never" in row["sentence2"]) for row in expected]
+    assert info.caveat == ""
+    settings = {"split": "group_dro", "split_file": str(tmp_path / "metadata_random.csv")}
+    again, _ = load_task("multinli", "hub", tmp_path / "hub", **settings)
+    assert {name: part.to_dict() for name, part in again.items()} == {
+        name: part.to_dict() for name, part in splits.items()
+    }
+
+
+def test_negation_is_what_the_file_says(tmp_path: Path) -> None:
+    """Its rule splits words in another way than ours; the published groups are its."""
+    raw.write_multinli(tmp_path)
+    table = pd.read_csv(tmp_path / "metadata_random.csv", index_col=0)
+    table["sentence2_has_negation"] = 1 - table["sentence2_has_negation"]
+    table.to_csv(tmp_path / "metadata_random.csv")
+    splits, _ = load_task("multinli", tmp_path, split="group_dro")
+    assert all(negated == ("never" not in text) for rows in splits.values()
+               for negated, text in zip(rows["negation"], rows["hypothesis"], strict=True))  # fmt: skip
+
+
+def test_a_split_file_that_does_not_fit(tmp_path: Path) -> None:
+    raw.write_multinli(tmp_path)
+    path = tmp_path / "metadata_random.csv"
+    text = path.read_text()
+    lines = text.splitlines()
+    path.write_text("\n".join(lines[:-1]))
+    with pytest.raises(ValueError, match="a row for each of the 36 labelled pairs, got 35"):
+        load_task("multinli", tmp_path, split="group_dro")
+    path.write_text("\n".join([lines[0], lines[2], lines[1], *lines[3:]]))
+    with pytest.raises(
+        ValueError, match=r"row 0 says 'neutral', the corpus 'entailment' \(2 such rows\).*order of the corpus"
+    ):
+        load_task("multinli", tmp_path, split="group_dro")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"(?s)expected metadata_random.csv in .*kohpangwei/group_DRO"):
+        load_task("multinli", tmp_path, split="group_dro")
+
+
+def test_a_split_of_our_own_says_that_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    raw.write_multinli(tmp_path)
+    with caplog.at_level("INFO"):
+        splits, info = load_task("multinli", tmp_path)
+    assert "a 50/20/30 split of our own (seed 0), not that of metadata_random.csv" in caplog.text
+    assert "only that of metadata_random.csv has the published rows" in info.caveat
+    # 38 pairs, drawn before the two that nobody agreed on are dropped.
+    assert sum(map(len, splits.values())) == 36 and 18 <= len(splits["train"]) + 1 <= 20
+
+
+def test_settings_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="split must be one of 'regenerated', 'group_dro', 'genres', got 'random'"):
+        load_task("multinli", tmp_path, split="random")
+    raw.write_multinli(tmp_path)
+    with pytest.raises(ValueError, match="is for split='group_dro' and would not be read with split='genres'"):
+        load_task("multinli", tmp_path, split="genres", split_file="a.csv")
