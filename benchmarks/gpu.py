@@ -19,9 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +61,14 @@ class Machine:
             for step in steps:
                 step()
                 marks.append(time.perf_counter())
-            return [1000 * (end - start) for start, end in zip(marks, marks[1:], strict=False)]
+            return [1000 * (end - start) for start, end in pairwise(marks)]
         events = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]
         events[0].record()
         for step, event in zip(steps, events[1:], strict=True):
             step()
             event.record()
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) for start, end in zip(events, events[1:], strict=False)]
+        return [start.elapsed_time(end) for start, end in pairwise(events)]
 
     def peak(self, step: Callable[[], None]) -> float | None:
         """Peak of the allocated memory in a step, in MiB; None on a CPU."""
@@ -95,8 +97,6 @@ class Machine:
 
 
 def _frames(error: BaseException) -> list[Any]:
-    import traceback
-
     return list(traceback.extract_tb(error.__traceback__))
 
 
@@ -149,9 +149,8 @@ def errors_of_engines(machine: Machine, network: str, precision: str) -> dict[st
         given = {key: value.to(kind) if value.is_floating_point() else value for key, value in given.items()}
         with precision_of(name, machine.device), engine.recording():
             outputs = model(*given.values()) if network == "images" else model(**given)
-        losses = F.cross_entropy(
-            logits_of(outputs).to(torch.promote_types(kind, torch.float32)), labels.to(machine.device), reduction="none"
-        )
+        logits = logits_of(outputs).to(torch.promote_types(kind, torch.float32))
+        losses = F.cross_entropy(logits, labels.to(machine.device), reduction="none")
         scale = SCALE if name == "fp16" else 1.0
         return engine.group_gradients(losses * scale, ids, [0, 1, 2]).rows.double().cpu() / scale
 
@@ -242,7 +241,6 @@ def exact_cases(machine: Machine) -> Iterator[Case]:
 
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
-TORCHVISION = "resnet50"
 METHODS_OF_ALL = ("erm", "group_dro", "cgd", "cgd sketch", "cgd head")
 
 

@@ -138,9 +138,7 @@ class Steps:
             layers = self.setting.scope
             knobs["gradient_layers"] = layers if isinstance(layers, list) else [str(layers)]
         rows = [{"labels": 0, "input_ids": [0], "group": group} for group in range(self.setting.groups)]
-        args = GroupRobustConfig(
-            "out/benchmark", group_column=["group"], min_group_size=1, **self.options, **knobs
-        )
+        args = GroupRobustConfig("out/benchmark", group_column=["group"], min_group_size=1, **self.options, **knobs)
         trainer = GroupRobustTrainer(model=self.model, args=args, train_dataset=rows)
         trainer.create_optimizer()
         trainer.current_gradient_accumulation_steps = 1
