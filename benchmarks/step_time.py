@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer, gradient_scope
 from hf_cgd.functional import cgd_step
 from hf_cgd.models.outputs import logits_of
+from hf_cgd.trainer.host_ids import HOST_IDS
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Setting:
     tokens: int = 0
     pixels: int = 0
     scope: Any = 3
+    vocabulary: int = 20000
 
 
 def bert(size: int, layers: int, heads: int) -> nn.Module:
@@ -89,26 +91,36 @@ TORCHJD = "torchjd autogram, examples averaged to groups"
 
 
 class Steps:
-    """The stock step and those of the methods on one model and one batch."""
+    """The stock step and those of the methods on one model and one batch.
 
-    def __init__(self, setting: Setting) -> None:
+    Args:
+        setting: model and batch.
+        device: where they are.
+        options: more of the training arguments, the same for all methods (`bf16`).
+    """
+
+    def __init__(self, setting: Setting, device: str = "cpu", **options: Any) -> None:
         torch.manual_seed(0)
         self.setting = setting
-        self.model = setting.build().train()
+        self.options = {"use_cpu": device == "cpu", "report_to": "none", **options}
+        self.model = setting.build().train().to(device)
         generator = torch.Generator().manual_seed(0)
         if setting.tokens:
             shape = (setting.batch, setting.tokens)
             self.batch = {
-                "input_ids": torch.randint(1000, 20000, shape, generator=generator),
+                "input_ids": torch.randint(setting.vocabulary // 20, setting.vocabulary, shape, generator=generator),
                 "attention_mask": torch.ones(shape, dtype=torch.long),
             }
         else:
             shape = (setting.batch, 3, setting.pixels, setting.pixels)  # type: ignore[assignment]
             self.batch = {"pixel_values": torch.randn(shape, generator=generator)}
         self.batch["labels"] = torch.randint(0, 2, (setting.batch,), generator=generator)
-        self.group_ids = (torch.arange(setting.batch) % setting.present).sort().values
-        """As the collator hands them over."""
-        self.stock = tf.Trainer(self.model, tf.TrainingArguments("out/benchmark", use_cpu=True, report_to=[]))
+        self.batch = {name: value.to(device) for name, value in self.batch.items()}
+        group_ids = (torch.arange(setting.batch) % setting.present).sort().values
+        self.group_ids = group_ids.to(device)
+        """As the collator hands them over, in order."""
+        self.on_host = {} if device == "cpu" else {HOST_IDS: group_ids.numpy()}
+        self.stock = tf.Trainer(self.model, tf.TrainingArguments("out/benchmark", **self.options))
         self.stock.create_optimizer()
         self.stock.current_gradient_accumulation_steps = 1
 
@@ -126,13 +138,11 @@ class Steps:
             layers = self.setting.scope
             knobs["gradient_layers"] = layers if isinstance(layers, list) else [str(layers)]
         rows = [{"labels": 0, "input_ids": [0], "group": group} for group in range(self.setting.groups)]
-        args = GroupRobustConfig(
-            "out/benchmark", group_column=["group"], use_cpu=True, report_to="none", min_group_size=1, **knobs
-        )
+        args = GroupRobustConfig("out/benchmark", group_column=["group"], min_group_size=1, **self.options, **knobs)
         trainer = GroupRobustTrainer(model=self.model, args=args, train_dataset=rows)
         trainer.create_optimizer()
         trainer.current_gradient_accumulation_steps = 1
-        batch = {**self.batch, "group": self.group_ids}
+        batch = {**self.batch, "group": self.group_ids, **self.on_host}
 
         def step() -> None:
             self.model.zero_grad()

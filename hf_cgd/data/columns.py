@@ -259,6 +259,11 @@ def _joined(parts: list[Column], places: list[np.ndarray]) -> Column:
     rows = numbers[order] if len(numbers) < sum(map(len, places)) else None
     kinds = {part.class_names for part in parts}
     if len(kinds) == 1:
+        stored = [part._given for part in parts]
+        types = {array.type if isinstance(array, pa.ChunkedArray) else None for array in stored}
+        if len(types) == 1 and None not in types:
+            whole = pa.chunked_array([chunk for array in stored for chunk in array.chunks], types.pop()).take(order)
+            return Column(whole, kinds.pop(), rows, any(part.renumbered for part in parts))
         values = [value for part in parts for value in part.values]
         return Column([values[i] for i in order], kinds.pop(), rows, any(part.renumbered for part in parts))
     union = list(dict.fromkeys(name for part in parts for name in part.class_names or ()))

@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from datasets import ClassLabel, Dataset
@@ -104,3 +105,14 @@ def test_a_transform_decides_what_a_reader_gets() -> None:
     dataset = Dataset.from_dict({"image": [1, 2], "group": [0, 1]}).with_transform(lambda b: {"x": b["image"]})
     assert row_names(dataset) == row_names(Subset(dataset, [1])) == ["x"]
     assert column_names(dataset) == ["image", "group"]
+
+
+def test_parts_of_one_type_are_joined_without_becoming_lists() -> None:
+    first = Dataset.from_dict({"place": ["land", None, "water"]})
+    second = Dataset.from_dict({"place": ["water", "sea"]}).shuffle(seed=0)
+    whole = ConcatDataset([first, second])
+    column = read_columns(whole, ["place"])["place"]
+    assert column.values == [row["place"] for row in whole]
+    assert isinstance(column._given, pa.ChunkedArray)
+    chosen = Subset(whole, [4, 0, 3])
+    assert read_columns(chosen, ["place"])["place"].values == [row["place"] for row in chosen]
