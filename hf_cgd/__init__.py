@@ -3,6 +3,7 @@
 Swap `transformers.Trainer` for `GroupRobustTrainer` and name the column that says which group an example belongs to.
 """
 
+from hf_cgd.cards.loading import load_report
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.gradients import gradient_scope
 from hf_cgd.metrics import GroupMetric, GroupReport, group_metrics
@@ -34,4 +35,5 @@ __all__ = [
     "Objective",
     "gradient_scope",
     "group_metrics",
+    "load_report",
 ]

@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
         columns = {name: getattr(own, name) for name in ("image_column", "label_column")}
         splits = load_checked(own.dataset, own.dataset_config, columns, config, own.data_check)
         splits = sources.with_images(splits, own.image_column, own.dataset)
-        image_format = {} if own.image_size is None else {"input_size": (3, own.image_size, own.image_size)}
+        side = own.image_size
+        image_format: dict[str, Any] = {} if side is None else {"input_size": (3, side, side)}
         set_seed(config.seed)
         names = splits["train"].features["label"].names
         model, processor = image_classifier(own.model, names, own.pretrained, **image_format)

@@ -9,8 +9,8 @@ import hf_cgd
 
 PACKAGE = Path(hf_cgd.__file__).parent
 ORDER = [
-    "arithmetic", "functional", "monitors", "data", "models", "distributed", "objectives", "gradients", "robust_loss",
-    "metrics", "tasks", "trainer", "plots", "cli", "experiments", "",
+    "arithmetic", "functional", "html", "monitors", "data", "models", "distributed", "objectives", "gradients", "robust_loss",
+    "metrics", "tasks", "plots", "cards", "trainer", "cli", "experiments", "",
 ]  # fmt: skip
 """Folders (and the few files beside them), each above those that may import it; "" is the package itself."""
 HOST_LIBRARIES = {"transformers", "accelerate"}

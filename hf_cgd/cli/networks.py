@@ -1,10 +1,13 @@
 """The networks that recipes train: pretrained classifiers with a new head, by name."""
 
 import os
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -36,28 +39,38 @@ def text_classifier(name: str, label_names: Sequence[str]) -> tuple[nn.Module, A
 
 
 def image_classifier(
-    name: str, label_names: Sequence[str], pretrained: bool = True, **image_format: Any
+    name: str,
+    label_names: Sequence[str],
+    pretrained: bool = True,
+    *,
+    weights: str | Path | None = None,
+    in_chans: int = 3,
+    **image_format: Any,
 ) -> tuple[nn.Module, Any]:
     """A network for image classification with a head for these labels, and its image processor.
 
     Args:
         name: a timm architecture (`resnet18`, `timm/resnet18`), or Hub id or local folder of a `transformers` model.
-        label_names: names of the classes, stored with the model.
+        label_names: names of the classes, stored with the model; () for a regression, which has one output.
         pretrained: whether to load weights; without, only the architecture is taken from `name`.
+        weights: a local file (.pth, .bin, .safetensors) with timm's or torchvision's weights of the architecture, in
+            place of the Hub's. Its head is left out; a first layer of three channels is adapted to `in_chans`.
+        in_chans: channels of the inputs. The processor is for three; others come as `pixel_values`.
         image_format: entries of timm's `pretrained_cfg` to replace (`input_size=(3, 64, 64)`, `mean`, `std`,
-            `crop_pct`), for timm architectures only.
+            `crop_pct`). Like `weights` and `in_chans` for timm architectures only.
 
     Raises:
-        OSError: there is no such model, or the Hub cannot be reached.
+        OSError: there is no such model, the Hub cannot be reached, or the file does not hold its weights.
         ImportError: timm is not installed.
-        ValueError: an unknown architecture, or `image_format` for another kind of model.
+        ValueError: an unknown architecture, or an option of timm's for another kind of model.
     """
     architecture = name.removeprefix("timm/")
     if not os.path.isdir(name) and "/" not in architecture:
-        return _timm_classifier(architecture, label_names, pretrained, image_format)
-    if image_format:
+        return _timm_classifier(architecture, label_names, pretrained, weights, in_chans, image_format)
+    of_timm = [*image_format, *(["weights"] if weights else []), *(["in_chans"] if in_chans != 3 else [])]
+    if of_timm:
         raise ValueError(
-            f"The size and scale of images belong to the model {name!r} itself: remove {', '.join(image_format)}, or "
+            f"The size and scale of images belong to the model {name!r} itself: remove {', '.join(of_timm)}, or "
             "name a timm architecture such as resnet18."
         )
     with _naming_the_model(name):
@@ -70,7 +83,12 @@ def image_classifier(
 
 
 def _timm_classifier(
-    name: str, label_names: Sequence[str], pretrained: bool, image_format: Mapping[str, Any]
+    name: str,
+    label_names: Sequence[str],
+    pretrained: bool,
+    weights: str | Path | None,
+    in_chans: int,
+    image_format: Mapping[str, Any],
 ) -> tuple[nn.Module, Any]:
     try:
         import timm
@@ -87,12 +105,48 @@ def _timm_classifier(
     published = timm.get_pretrained_cfg(name)
     image_config = {**(published.to_dict() if published is not None else {}), **image_format}
     options = {"architecture": name, "pretrained_cfg": image_config, **_label_options(label_names)}
-    config = TimmWrapperConfig(**options)
+    channels = {} if in_chans == 3 else {"in_chans": in_chans}
+    config = TimmWrapperConfig(**options, model_args=channels or None)
     model = TimmWrapperForImageClassification(config)
-    with _naming_the_model(name):
-        # The wrapper draws weights of its own; these are timm's.
-        model.timm_model = timm.create_model(name, pretrained=pretrained, num_classes=len(label_names))
+    options = {"num_classes": config.num_labels, **channels}
+    # The wrapper draws weights of its own; these are timm's.
+    if weights is not None:
+        model.timm_model = _timm_from_file(name, Path(weights), options)
+    else:
+        with _naming_the_model(name):
+            model.timm_model = timm.create_model(name, pretrained=pretrained, **options)
     return model, TimmWrapperImageProcessor(image_config, architecture=name)
+
+
+def _timm_from_file(name: str, file: Path, options: Mapping[str, Any]) -> nn.Module:
+    import timm
+
+    if not file.is_file():
+        raise FileNotFoundError(f"weights: expected a file with the weights of {name}, but there is no {file}.")
+    state = torch.get_rng_state()
+    drawn = timm.create_model(name, **options).state_dict()
+    torch.set_rng_state(state)
+    try:
+        model: Any = timm.create_model(name, pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **options)
+    except (RuntimeError, OSError, pickle.UnpicklingError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise OSError(
+            f"weights: expected the weights of {name} in {file}, but they cannot be loaded ({reason}). Check the "
+            "architecture, or fetch the file again."
+        ) from error
+    head = [id(weight) for weight in model.get_classifier().parameters()]
+    # timm passes over what a file lacks. A matrix that is still as it was drawn was not in it.
+    lacking = [
+        key
+        for key, weight in model.named_parameters()
+        if weight.ndim > 1 and id(weight) not in head and torch.equal(weight, drawn[key])
+    ]
+    if lacking:
+        raise OSError(
+            f"weights: expected the weights of {name} in {file}, but it lacks {len(lacking)} of them, such as "
+            f"{lacking[0]}. Check the architecture."
+        )
+    return model
 
 
 def untrained_weights(model: nn.Module) -> list[str]:
@@ -117,6 +171,8 @@ def _loaded(kind: Any, name: str, label_names: Sequence[str]) -> Any:
 
 
 def _label_options(label_names: Sequence[str]) -> dict[str, Any]:
+    if not label_names:
+        return {"num_labels": 1, "problem_type": "regression"}
     return {
         "num_labels": len(label_names),
         # A checkpoint's own may be left over from another task.

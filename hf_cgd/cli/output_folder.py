@@ -5,18 +5,17 @@ import re
 import shutil
 from pathlib import Path
 
+from hf_cgd.cards import REPORT_FILE, RUN_FILE, SETTINGS_FILE
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.evaluation import METRICS_FILE
 from hf_cgd.trainer.history import HISTORY_FILE
 
 logger = logging.getLogger(__name__)
 
-REPORT_FILE = "group_report.json"
-"""What a run leaves of the groups in its folder."""
 RESULTS = (
     re.compile(r"checkpoint-\d+"),
     re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|pytorch_model.*"),
-    re.compile("|".join(map(re.escape, (REPORT_FILE, METRICS_FILE, HISTORY_FILE)))),
+    re.compile("|".join(map(re.escape, (REPORT_FILE, RUN_FILE, SETTINGS_FILE, METRICS_FILE, HISTORY_FILE)))),
 )
 """Names of what a run leaves: checkpoints, the model, tables and metrics."""
 

@@ -11,12 +11,15 @@ from datasets import DatasetDict
 from transformers import set_seed
 
 from hf_cgd.cli.command_line import RecipeConfig, parse_command_line, readable_errors
+from hf_cgd.cli.epoch_decay import EpochDecay
 from hf_cgd.cli.networks import image_classifier, text_classifier
 from hf_cgd.cli.published import published_table
 from hf_cgd.cli.tiny_networks import tiny_text_classifier
 from hf_cgd.cli.training import metric_prefixes, run, task_options
+from hf_cgd.cli.wilds_predictions import write_wilds_predictions
 from hf_cgd.data.image_preparation import IMAGENET_MEAN, IMAGENET_STD
 from hf_cgd.data.image_reading import with_pixels
+from hf_cgd.models.batch_norm import freeze_batch_norm
 from hf_cgd.tasks.base import Task
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
@@ -62,7 +65,15 @@ class TaskRecipe:
             options.append(_option("max_length", int, MAX_LENGTH, "Tokens of an input; longer ones are cut."))
             options.append(_option("num_proc", int | None, None, "Processes that tokenise; None for this one."))
         if info.kind == "image":
-            options.append(_option("pretrained", bool, True, "Start from published weights, or from scratch."))
+            options += [
+                _option("pretrained", bool, True, "Start from published weights, or from scratch."),
+                _option("weights", str | None, None, "File of such weights, in place of the Hub's (timm)."),
+                _option("freeze_bn", bool, False, "Keep the statistics of BatchNorm, so that groups do not mix."),
+                _option("lr_decay_per_epoch", float, 1.0, "Factor of the learning rate after each epoch."),
+            ]
+        if info.wilds is not None:
+            to_write = "Folder for files of predictions in the WILDS leaderboard's format."
+            options.append(_option("wilds_predictions", str | None, None, to_write))
         taken = {name for name, _, _ in options} | {one.name for one in fields(RecipeConfig)}
         own = [
             (
@@ -96,8 +107,12 @@ class TaskRecipe:
             set_seed(config.seed)
             model, processor = self._network(task, own, splits)
             splits = self._prepared(task, own, config, splits, processor)
-        trained = {} if task.info.kind == "pixels" else {"processing_class": processor}
+        trained: dict[str, Any] = {} if task.info.kind == "pixels" else {"processing_class": processor}
+        if getattr(own, "lr_decay_per_epoch", 1.0) != 1.0:
+            trained["callbacks"] = [EpochDecay(own.lr_decay_per_epoch)]
         trainer = run(config, model, splits, **trained)
+        if getattr(own, "wilds_predictions", None):
+            write_wilds_predictions(trainer, task, splits, own.wilds_predictions, config.seed)
         if trainer.is_world_process_zero():
             reports = {name: trainer.group_report(prefix).overall for name, prefix in metric_prefixes(splits).items()}
             print("\n" + published_table(task.info, config.objective, reports, made_up=_is_demo(own)))
@@ -116,7 +131,12 @@ class TaskRecipe:
             return text_classifier(own.model, info.label_names)
         if info.kind == "pixels":
             return image_classifier(own.model, info.label_names, pretrained=False, **info.image_format)
-        return image_classifier(own.model, info.label_names, own.pretrained and not _is_demo(own))
+        model, processor = image_classifier(
+            own.model, info.label_names, own.pretrained and not _is_demo(own), weights=own.weights, **info.image_format
+        )
+        if own.freeze_bn:
+            freeze_batch_norm(model)
+        return model, processor
 
     def _prepared(
         self, task: Task, own: Any, config: RecipeConfig, splits: DatasetDict, processor: Any

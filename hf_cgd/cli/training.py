@@ -1,16 +1,15 @@
 """A run from its config to its files: train, report the groups, save."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from hf_cgd.cards import write_reports
 from hf_cgd.cli.command_line import RecipeConfig, readable_errors, show_messages
 from hf_cgd.cli.networks import untrained_weights
-from hf_cgd.cli.output_folder import REPORT_FILE, prepare_output
+from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.tasks.base import Task
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupRobustConfig
@@ -98,9 +97,7 @@ def run(
         for name, report in reports.items():
             print(f"\n{name}\n{report}")
         assert config.output_dir is not None
-        content = {name: report.to_dict() for name, report in reports.items()}
-        text = json.dumps(content, indent=2, ensure_ascii=False)
-        (Path(config.output_dir) / REPORT_FILE).write_text(text, encoding="utf-8")
+        write_reports(reports, config.output_dir)
     return trainer
 
 

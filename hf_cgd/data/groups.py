@@ -10,6 +10,7 @@ import torch
 
 from hf_cgd.data.columns import Column
 from hf_cgd.data.values import crossed, group_name, named_values, value_name
+from hf_cgd.html import Html, interval_bar, tag
 
 UNKNOWN_GROUP = -1
 """Group id of an evaluation example whose group is not known."""
@@ -171,6 +172,23 @@ class GroupInfo:
     def counts_tensor(self) -> torch.Tensor:
         """Counts [K] as float64; ones where the counts are not known."""
         return torch.tensor(self.counts or [1] * len(self.names), dtype=torch.float64)
+
+    def _repr_html_(self) -> Html:
+        """What a notebook shows: counts and shares of the groups, the smallest one in bold."""
+        total, smallest = sum(self.counts or ()), min(self.counts or (0,))
+        rows = []
+        for name, count in zip(self.names, self.counts or [None] * len(self), strict=True):
+            share = None if count is None else count / total
+            cells = [
+                tag("td", name, style="text-align:left;"),
+                tag("td", "not counted" if count is None else f"{count:,}"),
+                tag("td", "" if share is None else f"{share:.1%}"),
+                tag("td", None if share is None else interval_bar(share, None, None)),
+            ]
+            rows.append(tag("tr", cells, style="font-weight:bold;" if count == smallest else None))
+        title = f"{len(self)} groups by {', '.join(self.columns)}"
+        head = tag("tr", [tag("th", text) for text in ("group", "examples", "share", "")])
+        return tag("div", tag("div", title), tag("table", tag("thead", head), tag("tbody", rows)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form; `from_dict` gives the same groups back."""

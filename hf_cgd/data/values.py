@@ -54,7 +54,7 @@ def named_values(name: str, column: Column, class_names: Sequence[str] | None) -
 def _missing_message(where: str, value: Any, missing: Sequence[int] = (), total: int = 0) -> str:
     count = f" ({listed_rows(missing, total)} lack it)" if missing else ""
     return (
-        f"{where}: expected an integer, a string or a bool, got {value!r}{count}. Every training example needs a "
+        f"{where}: expected an integer, a string or a bool, got {value!r}{count}. Every example needs a "
         "group: fill in the missing values (for instance with 'unknown') or drop these rows."
     )
 

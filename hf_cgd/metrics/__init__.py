@@ -1,8 +1,9 @@
 """How each group fares: metrics, intervals, and the table of groups."""
 
 from hf_cgd.metrics.custom_metrics import GroupMetric
-from hf_cgd.metrics.group_metrics import ONE_CLASS, group_metrics, is_interval, lower_is_better
+from hf_cgd.metrics.group_metrics import ONE_CLASS, is_interval, lower_is_better, named_metrics
 from hf_cgd.metrics.intervals import wilson_interval
+from hf_cgd.metrics.on_arrays import group_metrics
 from hf_cgd.metrics.report import GroupReport, GroupRow
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "group_metrics",
     "is_interval",
     "lower_is_better",
+    "named_metrics",
     "wilson_interval",
 ]

@@ -17,6 +17,10 @@ LOWER = ("loss", "mse", "mae", "rmse", "error", "fpr", "fnr", "ece", "brier")
 """Endings of the names of metrics that are better when lower."""
 
 
+class NotOneNumber(ValueError):
+    """A metric gave something else than a number."""
+
+
 @dataclass(frozen=True)
 class GroupMetric:
     """A metric, and which direction is better.
@@ -30,19 +34,31 @@ class GroupMetric:
     compute: Any
     greater_is_better: bool | None = None
 
-    def __call__(self, name: str, predictions: np.ndarray, labels: np.ndarray) -> float:
+    def __call__(self, name: str, predictions: np.ndarray, labels: np.ndarray, truth_first: bool = False) -> float:
         """The value; NaN where it is not defined (the metric raises, or gives None)."""
-        function: Callable[..., Any] = getattr(self.compute, "compute", self.compute)
         try:
-            value = _called(function, predictions, labels, is_evaluate=function is not self.compute)
+            return self.defined(name, predictions, labels, truth_first)
+        except NotOneNumber:
+            raise
         except (ValueError, ZeroDivisionError):
             return float("nan")
+
+    def defined(self, name: str, predictions: np.ndarray, labels: np.ndarray, truth_first: bool = False) -> float:
+        """The value; errors of the metric pass through.
+
+        Args:
+            name: of the metric, for a result that holds several.
+            predictions, labels: what it compares.
+            truth_first: in which order a function whose arguments have other names than `PAIRS` gets them.
+        """
+        function: Callable[..., Any] = getattr(self.compute, "compute", self.compute)
+        value = _called(function, predictions, labels, function is not self.compute, truth_first)
         if isinstance(value, Mapping):
             value = value[name] if name in value else next(iter(value.values())) if len(value) == 1 else value
         if value is None:
             return float("nan")
         if isinstance(value, Mapping) or np.ndim(value) != 0:
-            raise ValueError(
+            raise NotOneNumber(
                 f"group_metrics[{name!r}] must give one number, got {value!r}. Name the one to be compared."
             )
         return float(value)
@@ -105,7 +121,7 @@ def custom_group_metrics(
 
     Args:
         metrics: by name.
-        predictions, labels, group_ids, group_names: see `hf_cgd.metrics.group_metrics`.
+        predictions, labels, group_ids, group_names: see `hf_cgd.metrics.named_metrics`.
 
     Returns:
         plain floats. What is not defined or not finite is left out, with one warning; the worst group is then the
@@ -137,14 +153,21 @@ def custom_group_metrics(
     return found
 
 
-def _called(function: Callable[..., Any], predictions: np.ndarray, labels: np.ndarray, is_evaluate: bool) -> Any:
+def _called(
+    function: Callable[..., Any],
+    predictions: np.ndarray,
+    labels: np.ndarray,
+    is_evaluate: bool,
+    truth_first: bool,
+) -> Any:
     if is_evaluate:
         return function(predictions=predictions, references=labels)
+    in_order = (labels, predictions) if truth_first else (predictions, labels)
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return function(predictions, labels)
+        return function(*in_order)
     for first, second in PAIRS:
         if first in parameters and second in parameters:
             return function(**{first: predictions, second: labels})
-    return function(predictions, labels)
+    return function(*in_order)

@@ -36,7 +36,7 @@ def lower_is_better(metric: str) -> bool:
 
 
 def is_group_metric(metric: str) -> bool:
-    """Whether a (possibly prefixed) metric name is one that only `group_metrics` gives."""
+    """Whether a (possibly prefixed) metric name is one that only `named_metrics` gives."""
     own = own_name(metric)
     return own.endswith("/") or own.endswith(
         ("worst_group_accuracy", "worst_group_pearson", "worst_group_loss", "mse")
@@ -62,7 +62,7 @@ def own_name(metric: str) -> str:
 
 
 def metric_names(problem_type: str | None, group_names: Sequence[str]) -> list[str]:
-    """All names that `group_metrics` may give, the most useful first; those of any problem for None."""
+    """All names that `named_metrics` may give, the most useful first; those of any problem for None."""
     overall: list[str] = []
     by_group: list[str] = []
     if problem_type != REGRESSION:
@@ -79,7 +79,7 @@ def metric_names(problem_type: str | None, group_names: Sequence[str]) -> list[s
     ]
 
 
-def group_metrics(
+def named_metrics(
     predictions: np.ndarray,
     labels: np.ndarray,
     group_ids: np.ndarray,

@@ -2,15 +2,23 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
+from hf_cgd.html import Html
+from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.metrics.group_metrics import ONE_CLASS
-from hf_cgd.metrics.tables import markdown, plain
+from hf_cgd.metrics.tables import html, markdown, plain
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
 OURS = ("accuracy", "accuracy_low", "accuracy_high", "pearson", "loss", "count")
 """Kinds of group metrics that have fields of their own."""
+MEASURED = ("accuracy", "pearson", "loss")
+"""Those of them that tell how a group fares."""
 
 
 @dataclass(frozen=True)
@@ -28,22 +36,36 @@ class GroupRow:
     loss: float | None = None
     others: Mapping[str, float] = field(default_factory=dict)
     """Metrics of the user's own, by name."""
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """95 % intervals (low, high) of these, by name."""
+
+    def value(self, metric: str) -> float | None:
+        """The group's "accuracy", "pearson", "loss" or one of `others`; None where it was not measured."""
+        found: float | None = getattr(self, metric, None) if metric in MEASURED else self.others.get(metric)
+        return found
+
+    def interval(self, metric: str) -> tuple[float, float] | None:
+        """The 95 % interval of a metric, None where there is none."""
+        if metric == "accuracy" and self.accuracy_low is not None and self.accuracy_high is not None:
+            return self.accuracy_low, self.accuracy_high
+        return self.intervals.get(metric)
 
     def cells(self) -> dict[str, str]:
         """Text of each column, "" where there is nothing to say."""
-        interval = ""
-        if self.accuracy_low is not None and self.accuracy_high is not None:
-            interval = f"{self.accuracy_low:.3f}-{self.accuracy_high:.3f}"
+        interval = self.interval("accuracy")
         return {
             "group": self.name,
             "train": "" if self.train_count is None else f"{self.train_count:,}",
             "weight": _decimals(self.weight),
             "eval": "" if self.count is None else f"{self.count:,}",
             "accuracy": _decimals(self.accuracy),
-            "95 % interval": interval,
+            "95 % interval": "" if interval is None else _span(interval),
             "pearson": _decimals(self.pearson),
             "loss": _decimals(self.loss),
-        } | {name: _decimals(value) for name, value in self.others.items()}
+        } | {
+            name: _decimals(value) + (f" ({_span(self.intervals[name])})" if name in self.intervals else "")
+            for name, value in self.others.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -55,6 +77,8 @@ class GroupReport:
     objective: str
     weights_step: int | None = None
     """Optimizer steps after which the groups had these weights; None where it is not known or there are none."""
+    lower_is_better: tuple[str, ...] = ()
+    """Metrics of the user's own that are better when lower, beside those whose names say so."""
 
     @classmethod
     def from_metrics(
@@ -98,16 +122,54 @@ class GroupReport:
         )
 
     @property
+    def metric(self) -> str | None:
+        """What groups are compared by: accuracy, else the correlation, else the first metric of the user's own."""
+        others = dict.fromkeys(name for row in self.rows for name in row.others)
+        wanted = ("accuracy", "pearson", *others)
+        return next((name for name in wanted if any(row.value(name) is not None for row in self.rows)), None)
+
+    @property
     def worst(self) -> GroupRow | None:
-        """The group with the lowest accuracy (correlation, for a regression); None if no group was evaluated."""
+        """The group that fares worst by `metric`; None if no group was evaluated."""
         return next(iter(self.all_worst), None)
 
     @property
     def all_worst(self) -> tuple[GroupRow, ...]:
-        """All groups with that lowest value."""
-        scored = [(row.accuracy if row.accuracy is not None else row.pearson, row) for row in self.rows]
-        lowest = min((score for score, _ in scored if score is not None), default=None)
-        return tuple(row for score, row in scored if score is not None and score == lowest)
+        """All groups with that worst value."""
+        metric = self.metric
+        values = self._values(metric)
+        if metric is None or not values:
+            return ()
+        worst = max(values) if self._is_lower_better(metric) else min(values)
+        return tuple(row for row in self.rows if row.value(metric) == worst)
+
+    def gap(self, metric: str | None = None) -> float | None:
+        """Highest minus lowest value over the groups.
+
+        Args:
+            metric: "accuracy", "pearson", "loss" or one of the user's own; None for `metric`.
+
+        Returns:
+            None where no group has the metric.
+        """
+        values = self._values(metric or self.metric)
+        return max(values) - min(values) if values else None
+
+    def ratio(self, metric: str | None = None) -> float | None:
+        """Lowest over highest value over the groups, 1 for equal ones; None where that means nothing (values <= 0).
+
+        Args:
+            metric: see `gap`.
+        """
+        values = self._values(metric or self.metric)
+        return min(values) / max(values) if values and min(values) >= 0 and max(values) > 0 else None
+
+    def _values(self, metric: str | None) -> list[float]:
+        found = (None if metric is None else row.value(metric) for row in self.rows)
+        return [value for value in found if value is not None and isfinite(value)]
+
+    def _is_lower_better(self, metric: str) -> bool:
+        return metric in self.lower_is_better or lower_is_better_by_name(metric)
 
     @property
     def one_class(self) -> bool:
@@ -120,24 +182,91 @@ class GroupReport:
             "objective": self.objective,
             "overall": dict(self.overall),
             "groups": [
-                {name: value for name, value in asdict(row).items() if name != "others" or value} for row in self.rows
+                {name: value for name, value in asdict(row).items() if value or name not in ("others", "intervals")}
+                for row in self.rows
             ],
             "weights_step": self.weights_step,
-        }
+        } | ({"lower_is_better": list(self.lower_is_better)} if self.lower_is_better else {})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "GroupReport":
+        """Inverse of `to_dict`.
+
+        Raises:
+            ValueError: something that `to_dict` did not write.
+        """
+        known = {one.name for one in fields(GroupRow)}
+        groups = data.get("groups") if isinstance(data, Mapping) else None
+        if not isinstance(groups, list) or not all(isinstance(row, Mapping) and "name" in row for row in groups):
+            given = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(
+                'Expected a report as GroupReport.to_dict gives it, with a list of "groups" that have names, got '
+                f"{given}. A file of several reports holds one for each evaluation set: take one of them."
+            )
+        rows = [{name: value for name, value in row.items() if name in known} for row in groups]
+        for row in rows:
+            row["intervals"] = {name: tuple(bounds) for name, bounds in row.get("intervals", {}).items()}
+        return cls(
+            tuple(GroupRow(**row) for row in rows),
+            dict(data.get("overall", {})),
+            str(data.get("objective", "")),
+            data.get("weights_step"),
+            tuple(data.get("lower_is_better", ())),
+        )
+
+    def to_dataframe(self) -> "DataFrame":
+        """A row for each group, a column for each of its numbers; those that no group has are left out."""
+        import pandas as pd
+
+        rows = []
+        for row in self.rows:
+            numbers = {name: value for name, value in asdict(row).items() if name not in ("others", "intervals")}
+            numbers |= row.others
+            for name, (low, high) in row.intervals.items():
+                numbers |= {f"{name}_low": low, f"{name}_high": high}
+            rows.append(numbers)
+        return (
+            pd.DataFrame(rows).rename(columns={"name": "group"}).set_index("group").dropna(axis="columns", how="all")
+        )
 
     def to_markdown(self) -> str:
         """The table in Markdown, pipes in group names escaped."""
         return markdown(self.cells())
 
     def __str__(self) -> str:
-        overall = "  ".join(f"{name} {value:.3f}" for name, value in self.overall.items() if name != ONE_CLASS)
+        return "\n".join([self._headline(), plain(self.cells()), self._summary(), *self._notes()])
+
+    def _repr_html_(self) -> Html:
+        """What a notebook shows: the table, the worst group marked, bars with intervals."""
+        below = [self._summary(), *self._notes()]
+        return html(self.cells(), self._headline(), below, self._bars(), [row in self.all_worst for row in self.rows])
+
+    def _headline(self) -> str:
         step = "" if self.weights_step is None else f" (weights after step {self.weights_step})"
-        note = (
-            ["All examples are given the same class: the model has collapsed, or not begun to learn."]
-            if self.one_class
-            else []
-        )
-        return "\n".join([f"objective: {self.objective}{step}", plain(self.cells()), overall, *note])
+        return f"objective: {self.objective}{step}" if self.objective else "groups"
+
+    def _summary(self) -> str:
+        numbers = {name: value for name, value in self.overall.items() if name != ONE_CLASS}
+        metric = self.metric
+        if metric is not None and len(self.rows) > 1:
+            numbers |= {f"{metric} gap": self.gap()} if self.gap() is not None else {}  # type: ignore[dict-item]
+            numbers |= {f"{metric} ratio": self.ratio()} if self.ratio() is not None else {}  # type: ignore[dict-item]
+        return "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+
+    def _notes(self) -> list[str]:
+        collapsed = "All examples are given the same class: the model has collapsed, or not begun to learn."
+        return [collapsed] if self.one_class else []
+
+    def _bars(self) -> list[tuple[float, tuple[float, float] | None] | None]:
+        """Value and interval of each group, where these lie between 0 and 1."""
+        metric = self.metric
+        values = [None if metric is None else row.value(metric) for row in self.rows]
+        if metric is None or not all(value is None or 0 <= value <= 1 for value in values):
+            return [None] * len(values)
+        return [
+            None if value is None else (value, row.interval(metric))
+            for value, row in zip(values, self.rows, strict=True)
+        ]
 
     def cells(self) -> list[list[str]]:
         """Head and rows as text; columns without any entry are left out, the worst group (or groups) is marked."""
@@ -150,4 +279,8 @@ class GroupReport:
 
 
 def _decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return "" if value is None else f"{value:.3f}" if isfinite(value) else "n/a"
+
+
+def _span(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.3f}-{interval[1]:.3f}"

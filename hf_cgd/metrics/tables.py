@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hf_cgd.html import Html, interval_bar, tag
+
 Rows = Sequence[Sequence[str]]
 """Cells of a table, all rows of the same length."""
 
@@ -26,9 +28,12 @@ def plain(rows: Rows) -> str:
 
 
 def markdown(rows: Rows) -> str:
-    """A Markdown table, the first column on the left and the others on the right; pipes in cells are escaped."""
+    """A Markdown table, the first column on the left and the others on the right.
+
+    Pipes in cells are escaped, and line ends are spaces.
+    """
     # A ruler takes a dash, and a colon where the column is on the right.
-    head, *body = _padded([[cell.replace("|", "\\|") for cell in row] for row in rows], (1, 2))
+    head, *body = _padded([[" ".join(cell.split("\n")).replace("|", "\\|") for cell in row] for row in rows], (1, 2))
     ruler = ["-" * (len(cell) - 1) + ":" if column else "-" * len(cell) for column, cell in enumerate(head)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ruler, *body])
 
@@ -39,6 +44,39 @@ def latex(rows: Rows) -> str:
     columns = "l" + "r" * (len(rows[0]) - 1)
     return "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule",
                       r"\end{tabular}"])  # fmt: skip
+
+
+def html(
+    rows: Rows,
+    title: str,
+    below: Sequence[str] = (),
+    bars: Sequence[tuple[float, tuple[float, float] | None] | None] = (),
+    marked: Sequence[bool] = (),
+) -> Html:
+    """An HTML table for notebooks; styles stand in the elements, and all text is escaped.
+
+    Args:
+        rows: the head first.
+        title: above the table.
+        below: lines below it.
+        bars: for each row but the head a value in [0, 1] and its interval, drawn in a last column; () for none.
+        marked: for each row but the head whether it is set in bold; () for none.
+    """
+    with_bars = any(bar is not None for bar in bars)
+    head, *body = rows
+    cell, left = "padding:2px 8px;text-align:right;", "padding:2px 8px;text-align:left;"
+    lines = [tag("tr", [tag("th", text, style=cell if n else left) for n, text in enumerate(head)],
+                 tag("th", "") if with_bars else None)]  # fmt: skip
+    for number, row in enumerate(body):
+        cells = [tag("td", text, style=cell if n else left) for n, text in enumerate(row)]
+        if with_bars:
+            bar = bars[number]
+            drawn = None if bar is None else interval_bar(bar[0], *(bar[1] or (None, None)))
+            cells.append(tag("td", drawn, style=left))
+        strong = "font-weight:bold;" if number < len(marked) and marked[number] else None
+        lines.append(tag("tr", cells, style=strong))
+    table = tag("table", tag("thead", lines[0]), tag("tbody", lines[1:]), style="border-collapse:collapse;")
+    return tag("div", tag("div", title), table, [tag("div", line) for line in below], style="overflow-x:auto;")
 
 
 def _padded(rows: Rows, narrowest: tuple[int, int] = (0, 0)) -> list[list[str]]:

@@ -67,7 +67,7 @@ def accuracy_curves(log_history: LogHistory, prefix: str = "eval") -> AccuracyCu
             row = {k.removeprefix(key): v for k, v in entry.items() if k.startswith(key)}
             if row and entry["step"] not in rows:
                 rows[entry["step"]] = row
-                worst[entry["step"]] = entry.get(worst_key, np.nan)
+                worst[entry["step"]] = entry.get(worst_key, min(row.values()))
         if rows:
             steps, groups = _columns(list(rows.items()))
             return AccuracyCurves(steps, groups, np.array(list(worst.values()), dtype=float), metric)

@@ -9,11 +9,14 @@ from typing import Any
 from datasets import DatasetDict
 
 from hf_cgd.tasks.base import DataSource, HubData, Hyperparameters, Published, Search, Task, TaskInfo, WildsData
+from hf_cgd.tasks.camelyon17 import Camelyon17
 from hf_cgd.tasks.celeba import CelebA
 from hf_cgd.tasks.civilcomments import CivilComments
 from hf_cgd.tasks.colored_mnist import ColoredMNIST
+from hf_cgd.tasks.fmow import FMoW
 from hf_cgd.tasks.mnist_settings import MNISTSettings
 from hf_cgd.tasks.multinli import MultiNLI
+from hf_cgd.tasks.povertymap import PovertyMap
 from hf_cgd.tasks.waterbirds import Waterbirds
 
 TASKS: Mapping[str, type[Task]] = MappingProxyType(
@@ -24,6 +27,9 @@ TASKS: Mapping[str, type[Task]] = MappingProxyType(
         Waterbirds.name: Waterbirds,
         CelebA.name: CelebA,
         CivilComments.name: CivilComments,
+        PovertyMap.name: PovertyMap,
+        FMoW.name: FMoW,
+        Camelyon17.name: Camelyon17,
     }
 )
 """Every benchmark by name."""

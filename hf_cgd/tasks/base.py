@@ -97,13 +97,13 @@ class TaskInfo:
         name: as in `hf_cgd.tasks.TASKS`.
         group_columns: columns whose values make the training groups.
         label_names: names of the classes in the order of their ids; () for a regression.
-        metric: what a run is judged by, a name of `hf_cgd.metrics.group_metrics`.
+        metric: what a run is judged by, a name of `hf_cgd.metrics.named_metrics`.
         splits: names of the splits that `load` gives: "train", "validation", "test" and further ones to report.
         sources: where its data can come from.
         licence, citation: of the data.
         kind: what the inputs are.
         inputs: columns of the inputs, two for pairs of texts.
-        image_format: of "pixels", in timm's terms (`input_size`, `mean`, `std`, `crop_pct`).
+        image_format: of "pixels" in timm's terms (`input_size`, `mean`, `std`, `crop_pct`); of "image" `in_chans`.
         average_metric: what the benchmark reports as the average.
         evaluation_group_columns: columns to evaluate by, None for the training groups. Several of them are columns of
             zeros and ones, one for each of the groups, which may overlap; an example may be in none.
@@ -238,7 +238,9 @@ class Task(ABC):
                 )
             source, data_dir = "files", source
         if source not in info.sources:
-            raise ValueError(f"source of {self.name} must be one of {_listed(info.sources)}, got {source!r}.")
+            raise ValueError(
+                f"source of {self.name} must be one of {_listed(info.sources)}, got {source!r}.{self._advice()}"
+            )
         if source == "files" and data_dir is None:
             raise ValueError("data_dir is the folder of the files of source='files', got none. Pass its path.")
         return source, None if data_dir is None else Path(data_dir)

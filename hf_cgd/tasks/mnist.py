@@ -20,7 +20,9 @@ COLORS = {"red": (1, 0, 0), "blue": (0, 0, 1), "cyan": (0, 1, 1), "magenta": (1,
 """Share of the digit's brightness that each channel gets."""
 
 SIDE = 28
-IMAGE_FORMAT = {"input_size": (3, SIDE, SIDE), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "crop_pct": 1.0}
+IMAGE_FORMAT: Mapping[str, Any] = {
+    "input_size": (3, SIDE, SIDE), "mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "crop_pct": 1.0
+}  # fmt: skip
 """What a network is given, in timm's terms."""
 
 IDX_FILES = {"train": "train", "test": "t10k"}

@@ -75,13 +75,24 @@ def codes(table: pd.DataFrame, column: str, allowed: Sequence[int], path: Path) 
         ValueError: another value, or none; the message names the row.
     """
     values = pd.to_numeric(table[column], errors="coerce")
-    bad = np.flatnonzero(~values.isin(allowed).to_numpy())
+    require_one_of(table, column, allowed, path, values)
+    return values.to_numpy(dtype=np.int64)
+
+
+def require_one_of(
+    table: pd.DataFrame, column: str, allowed: Sequence[Any], path: Path, values: pd.Series | None = None
+) -> None:
+    """Check that every row of a column (its `values`, where they were made of it) holds one of the `allowed` ones.
+
+    Raises:
+        ValueError: another value, or none; the message names the row.
+    """
+    bad = np.flatnonzero(~(table[column] if values is None else values).isin(allowed).to_numpy())
     if len(bad):
         raise ValueError(
             f"{path}: column {column!r}: expected one of {list(allowed)[:SHOWN]} in every row, got "
             f"{_plain(table[column].iloc[bad[0]])!r} in row {bad[0]} ({len(bad)} such rows). Correct or drop them."
         )
-    return values.to_numpy(dtype=np.int64)
 
 
 def numbers(table: pd.DataFrame, column: str, path: Path) -> np.ndarray:

@@ -14,6 +14,10 @@ from hf_cgd.tasks.raw_files import data_missing
 
 INSTALL = 'The source "wilds" reads through the wilds package: pip install "hf-cgd[wilds]"'
 
+PACKAGE_WARNINGS = (
+    "The given NumPy array is not writable|CombinatorialGrouper|Minimum metadata value|The 'future.infer_string'"
+)
+
 
 def wilds_dataset(info: TaskInfo, root: Path, **options: Any) -> Any:
     """The `WILDSDataset` of a benchmark, read from its folder in `root`.
@@ -50,12 +54,12 @@ def reading_with_wilds(info: TaskInfo, folder: Path) -> Iterator[None]:
     """
     assert info.wilds is not None
     try:
-        # The package writes numbers into columns of texts, which the texts of pandas 3 do not take.
-        with pd.option_context("future.infer_string", False), warnings.catch_warnings():
-            # Of the package's own groups and arrays.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            warnings.filterwarnings("ignore", message="(CombinatorialGrouper|Minimum metadata value)")
-            yield
+        with warnings.catch_warnings():
+            # Of the package's own groups and arrays, and of the option below.
+            warnings.filterwarnings("ignore", message=PACKAGE_WARNINGS)
+            # The package writes numbers into columns of texts, which the texts of pandas 3 do not take.
+            with pd.option_context("future.infer_string", False):
+                yield
     except ImportError as error:
         raise ImportError(f"{INSTALL} ({error})") from error
     except FileNotFoundError as error:

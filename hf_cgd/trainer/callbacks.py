@@ -25,6 +25,9 @@ class GroupRun(Protocol):
     def group_state(self) -> dict[str, Any]:
         """What a checkpoint holds of the groups, after the last completed step."""
 
+    def note_step(self) -> None:
+        """A step is over which the log will have no entry of."""
+
     def require_objective_used(self) -> None:
         """All batches of a step have been differentiated."""
 
@@ -69,6 +72,13 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         """Stop a run whose loss is not the objective's, before the first step is taken."""
         if self.trainer is not None:
             self.trainer.require_objective_used()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write the weights down, also where the run logs rarely."""
+        if self.trainer is not None and not control.should_log:
+            self.trainer.note_step()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

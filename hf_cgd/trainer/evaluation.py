@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from transformers.trainer_utils import EvalLoopOutput
 
-from hf_cgd.metrics import GroupReport, group_metrics
+from hf_cgd.metrics import GroupReport, named_metrics
 from hf_cgd.metrics.group_metrics import own_name
 from hf_cgd.metrics.values import as_json
 from hf_cgd.models.example_losses import CLASSIFICATION, NO_ANSWER, REGRESSION
@@ -54,7 +54,7 @@ class GroupEvaluation:
         objective: Objective,
         learning_rate: float,
     ) -> dict[str, float]:
-        """All metrics of one evaluation, without prefix (see `group_metrics`).
+        """All metrics of one evaluation, without prefix (see `named_metrics`).
 
         Warns once in a run where a classifier predicts one class for all examples of several, and where it gives NaN.
 
@@ -94,7 +94,7 @@ class GroupEvaluation:
                 has_learned=self._has_learned,
             )
             self._has_learned |= len(np.unique(results.predictions[labelled])) > 1
-        return group_metrics(
+        return named_metrics(
             results.predictions,
             results.labels.reshape(results.predictions.shape),
             results.group_ids,
@@ -193,6 +193,11 @@ class GroupEvaluation:
         own = {name: self.latest[name] for name in self._names.get(prefix, ())}
         given: Any = {"train_counts": train_counts, "weights": weights, "weights_step": weights_step}
         return GroupReport.from_metrics(own, prefix, names, objective, **given)
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Of the evaluations whose metrics are those of the present model."""
+        return [name for name in self._names if name]
 
     def has(self, prefix: str) -> bool:
         """Whether there are metrics of that prefix."""

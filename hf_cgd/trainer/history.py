@@ -1,4 +1,4 @@
-"""Weights and losses of the groups over a run: in the Trainer's log, and of very many groups in a file."""
+"""Weights and losses of the groups over a run: in the Trainer's log, and whole in a file."""
 
 import json
 import os
@@ -7,12 +7,18 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from hf_cgd.arithmetic import is_on_host
+from hf_cgd.metrics.group_metrics import own_name
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 
 MAX_LOGGED_GROUPS = 32
 """Weights and losses of more groups than this are logged as their extremes, and whole in a file of their own."""
 HISTORY_FILE = "group_history.jsonl"
-"""In output_dir, where a run has more groups than are logged by name."""
+"""In output_dir, for runs with group weights, and for those with more groups than are logged by name."""
+POINTS = 200
+"""Steps at which the weights are written between the entries of the log, about this many in a run."""
+MAX_NUMBERS = 20_000
+"""Weights of a run's record at most; of more, entries are left out evenly."""
 
 
 class GroupHistory:
@@ -29,7 +35,7 @@ class GroupHistory:
 
     def __init__(self, folder: str | os.PathLike[str], names: Sequence[str], step: int) -> None:
         self.path = Path(folder) / HISTORY_FILE
-        self._names = list(names)
+        self._names = self._of_training = list(names)
         kept = [row for row in _rows(self.path) if "groups" in row or row["step"] <= step] if step > 0 else []
         headers = [row["groups"] for row in kept if "groups" in row]
         if not headers or headers[-1] != self._names:
@@ -39,14 +45,20 @@ class GroupHistory:
         unfinished.write_text("".join(_line(row) for row in kept), encoding="utf-8")
         os.replace(unfinished, self.path)
 
-    def append(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
+    def append(self, step: int, values: Mapping[str, Mapping[str, float]], names: Sequence[str] | None = None) -> None:
         """Add a line.
 
         Args:
             step: the optimizer step.
             values: by kind ("group_weight", "group_loss"), values by group.
+            names: the groups, where they are others than those of the training set; None for those.
         """
+        wanted = self._of_training if names is None else list(names)
         row: dict[str, Any] = {"step": step}
+        if wanted != self._names:
+            self._names = wanted
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(_line({"groups": wanted}))
         for kind, by_name in values.items():
             row[kind] = [_short(by_name.get(name)) for name in self._names]
         with open(self.path, "a", encoding="utf-8") as file:
@@ -57,17 +69,39 @@ class GroupLog:
     """Adds the group values of a run to the Trainer's log.
 
     Up to `MAX_LOGGED_GROUPS` groups are logged by name. Of more groups the log has the smallest and the largest value,
-    and `HISTORY_FILE` has all.
+    and `HISTORY_FILE` has all. It has the weights at about `POINTS` steps besides, however rarely a run logs.
 
     Args:
         folder: where the history goes; None for no history (other processes than the main one).
         names: the K groups.
         step: see `GroupHistory`.
+        max_steps: of the run.
+        has_weights: whether there are weights to be written.
     """
 
-    def __init__(self, folder: str | None, names: Sequence[str], step: int) -> None:
+    def __init__(
+        self, folder: str | None, names: Sequence[str], step: int, max_steps: int = 0, has_weights: bool = False
+    ) -> None:
         self._by_name = len(names) <= MAX_LOGGED_GROUPS
-        self._history = None if folder is None or self._by_name else GroupHistory(folder, names, step)
+        wanted = folder is not None and (has_weights or not self._by_name)
+        self.folder = folder if wanted else None
+        """Where the history is; None for none."""
+        self._history = None if self.folder is None else GroupHistory(self.folder, names, step)
+        self._stride = max(1, max_steps // POINTS)
+
+    def append(self, step: int, values: Mapping[str, Mapping[str, float]]) -> None:
+        """Write an evaluation's values by kind and group, where there are any and a file."""
+        if self._history is not None and values:
+            names = list(dict.fromkeys(name for by_name in values.values() for name in by_name))
+            self._history.append(step, values, names)
+
+    def note(self, robust_loss: GroupRobustLoss, step: int) -> None:
+        """Write the weights after a step that the log will have no entry of, if it is the turn of that step."""
+        alpha = robust_loss.alpha
+        # Weights on a device would have to be waited for.
+        if self._history is not None and alpha is not None and is_on_host(alpha) and step % self._stride == 0:
+            weights = dict(zip(robust_loss.groups.names, alpha.tolist(), strict=True))
+            self._history.append(step, {"group_weight": {k: v for k, v in weights.items() if isfinite(v)}})
 
     def values(self, robust_loss: GroupRobustLoss, step: int) -> dict[str, float]:
         """What the log gains at a step; the mean group losses since the last call are used up.
@@ -94,6 +128,28 @@ class GroupLog:
         return logs
 
 
+def condensed(logs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """A log entry with the extremes of what it holds of more than `MAX_LOGGED_GROUPS` groups; and all of that.
+
+    Args:
+        logs: by name; those of groups are "<kind>/<group>".
+
+    Returns:
+        the entry to be logged, and what was taken out of it by kind and group.
+    """
+    by_kind: dict[str, dict[str, float]] = {}
+    for name, value in logs.items():
+        kind = own_name(name)
+        if kind.endswith("/") and isinstance(value, (int, float)):
+            by_kind.setdefault(kind, {})[name.removeprefix(kind)] = value
+    many = {kind: values for kind, values in by_kind.items() if len(values) > MAX_LOGGED_GROUPS}
+    shown = {name: value for name, value in logs.items() if own_name(name) not in many}
+    for kind, values in many.items():
+        short = kind.rstrip("/")
+        shown |= {f"{short}_min": min(values.values()), f"{short}_max": max(values.values())}
+    return shown, {kind.rstrip("/"): {k: v for k, v in values.items() if isfinite(v)} for kind, values in many.items()}
+
+
 def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:
     """What a run wrote, as entries like those of `trainer.state.log_history`: "step", "group_weight/<name>", ….
 
@@ -101,7 +157,8 @@ def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:
         path: the file, or the folder it is in.
     """
     path = Path(path)
-    entries, names = [], []
+    entries: list[dict[str, float]] = []
+    names: list[str] = []
     for row in _rows(path / HISTORY_FILE if path.is_dir() else path):
         if "groups" in row:
             names = row["groups"]
@@ -109,8 +166,35 @@ def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:
         entry = {"step": row.pop("step")}
         for kind, values in row.items():
             entry |= {f"{kind}/{name}": v for name, v in zip(names, values, strict=True) if v is not None}
-        entries.append(entry)
+        if entries and entries[-1]["step"] == entry["step"]:
+            entries[-1] |= entry
+        else:
+            entries.append(entry)
     return entries
+
+
+def run_history(
+    log_history: Sequence[Mapping[str, Any]], folder: str | os.PathLike[str] | None
+) -> list[dict[str, Any]]:
+    """Weights, losses and accuracies of the groups over a run, for its record.
+
+    Args:
+        log_history: of the Trainer.
+        folder: where the history file is; its weights take the place of those of the log. None for no file.
+    """
+    of_file = [] if folder is None else read_group_history(folder)
+    of_log = [
+        {name: value for name, value in entry.items() if name == "step" or "group_" in name.split("/")[0]}
+        for entry in log_history
+    ]
+    if of_file:
+        moving = ("group_weight", "group_loss")
+        of_log = [{k: v for k, v in entry.items() if not k.startswith(moving)} for entry in of_log]
+    most = max(20, MAX_NUMBERS // max(1, max((len(entry) for entry in of_file), default=1)))
+    every = -(-len(of_file) // most) or 1
+    kept = [entry for number, entry in enumerate(of_file) if number % every == 0 or number == len(of_file) - 1]
+    found = [*kept, *(entry for entry in of_log if len(entry) > 1)]
+    return sorted(found, key=lambda entry: entry["step"])
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

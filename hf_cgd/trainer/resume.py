@@ -86,7 +86,13 @@ class RunState:
         if state.global_step > 0:
             self._restore(robust_loss, entry)
         folder = args.output_dir if state.is_world_process_zero else None
-        return robust_loss, GroupLog(folder, robust_loss.groups.names, state.global_step)
+        return robust_loss, GroupLog(
+            folder,
+            robust_loss.groups.names,
+            state.global_step,
+            state.max_steps,
+            robust_loss.objective.has_weights,
+        )
 
     def _restore(self, robust_loss: GroupRobustLoss, entry: Mapping[str, Any] | None) -> None:
         saved = None if entry is None else entry["attributes"]["saved"]

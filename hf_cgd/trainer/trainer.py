@@ -22,17 +22,22 @@ from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in, may_have_classes
 from hf_cgd.trainer.group_setup import GroupSetup
-from hf_cgd.trainer.history import GroupLog
+from hf_cgd.trainer.history import GroupLog, condensed
 from hf_cgd.trainer.host_ids import HostIds
 from hf_cgd.trainer.label_setup import names_of_labels
+from hf_cgd.trainer.notebook import with_short_tables
 from hf_cgd.trainer.own_loss import require_objective_used
+from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.resume import RunState
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
+from hf_cgd.trainer.trackers import TrackerPictures
 from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
-class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer):
+class GroupRobustTrainer(
+    PushingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer
+):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
     The group column reaches the loss and the metrics and never `model.forward`. `evaluate()` and `predict()` report
@@ -90,14 +95,15 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         self._require_metric_of_best_model(is_last_call=False)
         self.add_callback(GroupStateCallback)
         bind_callbacks(self.callback_handler.callbacks, self)
+        callbacks = self.callback_handler.callbacks
+        self.callback_handler.callbacks = [TrackerPictures(self), *with_short_tables(callbacks)]
 
     # ---- What users read --------------------------------------------------------------------------------------------
 
     @property
     def group_weights(self) -> Tensor | None:
         """Current group weights [K], float64, summing to 1, in the order of `groups`; None under ERM."""
-        alpha = None if self.robust_loss is None else self.robust_loss.alpha
-        return None if alpha is None else alpha.to("cpu", torch.float64, copy=True)
+        return self._weights()
 
     @property
     def group_interactions(self) -> Tensor | None:
@@ -120,10 +126,7 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         is_evaluation = self.eval_dataset is not None and metric_key_prefix.split("_")[0] == "eval"
         if is_evaluation and not self.group_evaluation.has(metric_key_prefix):
             self.evaluate()
-        weights, counts = self._setup.by_name(self.group_weights), self._setup.counts_of_evaluated
-        names, objective = self.eval_groups.names, self.group_objective.name
-        step = None if self.robust_loss is None else self.robust_loss.steps
-        return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights, step)
+        return self._report_of(metric_key_prefix)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
@@ -215,13 +218,26 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """See `Trainer.log`. Adds weights and training losses of the groups; intervals stay out of the log."""
+        """See `Trainer.log`. Adds weights and training losses of the groups; intervals stay out of the log.
+
+        Of evaluations of very many groups the log has the extremes.
+        """
         shown = {name: without_arrays(value) for name, value in logs.items() if not is_interval(name)}
-        if "loss" in logs and self.is_in_train and self.robust_loss is not None and self._group_log is not None:
+        shown, of_groups = condensed(shown)
+        if self._group_log is not None and self.is_in_train:
+            self._group_log.append(self.state.global_step, of_groups)
+        is_training = "loss" in logs and self.is_in_train
+        if is_training and self.robust_loss is not None and self._group_log is not None:
             self._host_ids.require_same()
             shown.update(self._group_log.values(self.robust_loss, self.state.global_step))
         super().log(shown, start_time)
-        logs.update({name: value for name, value in shown.items() if name not in logs})
+        if not of_groups:
+            logs.update({name: value for name, value in shown.items() if name not in logs})
+
+    def note_step(self) -> None:
+        """Called after a step that the log will have no entry of."""
+        if self.robust_loss is not None and self._group_log is not None:
+            self._group_log.note(self.robust_loss, self.state.global_step)
 
     def require_objective_used(self) -> None:
         """Called before an optimizer step."""

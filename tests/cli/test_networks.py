@@ -1,9 +1,13 @@
 """Networks that a recipe is asked for by name."""
 
 import sys
+from pathlib import Path
 
 import pytest
+import timm
 import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForImageClassification
 
 from hf_cgd.cli import image_classifier
 
@@ -19,9 +23,53 @@ def test_image_models_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_timm_s_own_initial_weights() -> None:
-    import timm
-
     torch.manual_seed(0)
     model, _ = image_classifier("resnet18", ["a", "b"], pretrained=False)
     own = timm.create_model("resnet18", num_classes=2)
     assert model.timm_model.conv1.weight.std().item() == pytest.approx(own.conv1.weight.std().item(), rel=0.02)
+
+
+def test_eight_channels_and_a_regression(tmp_path: Path) -> None:
+    """The wrapper is saved and loaded again with its channels; it gives what the bare network of timm gives."""
+    model, _ = image_classifier("test_resnet", [], pretrained=False, in_chans=8)
+    images = torch.randn(3, 8, 32, 32)
+    model.eval()
+    outputs = model(images).logits
+    assert outputs.shape == (3, 1) and torch.equal(outputs, model.timm_model(images))
+    assert model.config.problem_type == "regression"
+    model.save_pretrained(tmp_path)
+    again = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(again(images).logits, outputs)
+
+
+@pytest.mark.parametrize("ending", ["pth", "safetensors"])
+def test_weights_of_a_file(ending: str, tmp_path: Path) -> None:
+    """All but the head come from the file; the colours of its first layer are spread over eight channels."""
+    torch.manual_seed(0)
+    published = timm.create_model("test_resnet", num_classes=1000)
+    file = tmp_path / f"weights.{ending}"
+    save = torch.save if ending == "pth" else save_file
+    save(published.state_dict(), file)
+    model, _ = image_classifier("test_resnet", ["a", "b"], pretrained=False, weights=file)
+    loaded, head = model.timm_model.state_dict(), model.timm_model.get_classifier()
+    assert head.weight.shape[0] == 2
+    same = [name for name, value in published.state_dict().items() if torch.equal(loaded[name], value)]
+    assert set(loaded) - set(same) == {"fc.weight", "fc.bias"}
+    wide, _ = image_classifier("test_resnet", ["a", "b"], weights=file, in_chans=8)
+    first, old = next(wide.timm_model.parameters()), next(published.parameters())
+    expected = torch.cat([old, old, old[:, :2]], dim=1) * 3 / 8
+    torch.testing.assert_close(first, expected)
+
+
+def test_weights_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="weights: expected a file with the weights of test_resnet"):
+        image_classifier("test_resnet", ["a", "b"], weights=tmp_path / "none.pth")
+    other = tmp_path / "other.pth"
+    torch.save({"another": torch.zeros(2)}, other)
+    with pytest.raises(OSError, match=r"weights: .*other.pth, but it lacks \d+ of them, such as conv1.0.weight"):
+        image_classifier("test_resnet", ["a", "b"], weights=other)
+    other.write_bytes(b"cut off")
+    with pytest.raises(OSError, match=r"weights: expected the weights of test_resnet .* cannot be loaded"):
+        image_classifier("test_resnet", ["a", "b"], weights=other)
+    with pytest.raises(ValueError, match="remove weights, in_chans, or name a timm architecture"):
+        image_classifier("owner/vit", ["a", "b"], weights="x.pth", in_chans=8)

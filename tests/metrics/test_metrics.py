@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from sklearn.metrics import accuracy_score
 
-from hf_cgd import GroupReport, GroupRobustWarning, group_metrics
-from hf_cgd.metrics import is_interval, lower_is_better, wilson_interval
+from hf_cgd import GroupReport, GroupRobustWarning
+from hf_cgd.metrics import is_interval, lower_is_better, named_metrics, wilson_interval
 from hf_cgd.metrics.tables import markdown
 from hf_cgd.models.example_losses import MULTI_LABEL, REGRESSION
 
 
 def test_by_hand() -> None:
     predictions, labels = np.array([0, 1, 1, 0, 1, 1]), np.array([0, 1, 0, 0, 0, 0])
-    metrics = group_metrics(
+    metrics = named_metrics(
         predictions,
         labels,
         np.array([0, 0, 0, 0, 1, 1]),
@@ -54,7 +54,7 @@ def test_average_weighted_by_training_shares() -> None:
     """Group accuracies .9, .6, .5, .95 on balanced test groups; training counts of Waterbirds."""
     accuracies, counts = [0.9, 0.6, 0.5, 0.95], [3498, 184, 56, 1057]
     correct = np.concatenate([np.arange(100) < 100 * accuracy for accuracy in accuracies])
-    metrics = group_metrics(
+    metrics = named_metrics(
         correct.astype(int),
         np.ones(400, dtype=int),
         np.repeat(np.arange(4), 100),
@@ -83,9 +83,9 @@ def test_against_scikit_learn_and_in_any_order(rows: list[tuple[int, int, int]])
     absent = [name for k, name in enumerate(names) if k not in group_ids]
     if absent:
         with pytest.warns(GroupRobustWarning, match="No examples of the group"):
-            metrics = group_metrics(predictions, labels, group_ids, names)
+            metrics = named_metrics(predictions, labels, group_ids, names)
     else:
-        metrics = group_metrics(predictions, labels, group_ids, names)
+        metrics = named_metrics(predictions, labels, group_ids, names)
     accuracies = []
     for group in np.unique(group_ids):
         rows_of = group_ids == group
@@ -98,21 +98,21 @@ def test_against_scikit_learn_and_in_any_order(rows: list[tuple[int, int, int]])
     order = np.random.default_rng(0).permutation(len(labels))
     present = [name for name in names if name not in absent]
     ids = np.searchsorted(np.unique(group_ids), group_ids)
-    assert group_metrics(predictions[order], labels[order], ids[order], present) == pytest.approx(metrics)
+    assert named_metrics(predictions[order], labels[order], ids[order], present) == pytest.approx(metrics)
 
 
 def test_overlapping_subgroups_and_unknown_groups() -> None:
     predictions, labels = np.array([0, 1, 0]), np.array([0, 1, 1])
     members = np.array([[1, 0], [1, 1], [0, 1]])
-    metrics = group_metrics(predictions, labels, members, ["x", "y"])
+    metrics = named_metrics(predictions, labels, members, ["x", "y"])
     assert (metrics["group_accuracy/x"], metrics["group_accuracy/y"]) == (1.0, 0.5)
     assert (metrics["group_count/x"], metrics["group_count/y"]) == (2, 2)
-    unknown = group_metrics(predictions, labels, np.array([-1, -1, -1]), ["x", "y"])
+    unknown = named_metrics(predictions, labels, np.array([-1, -1, -1]), ["x", "y"])
     assert unknown == {"accuracy": pytest.approx(2 / 3)}
 
 
 def test_multi_label_rows_are_right_when_all_labels_are() -> None:
-    metrics = group_metrics(
+    metrics = named_metrics(
         np.array([[1, 0], [1, 1]]), np.array([[1, 0], [0, 1]]), np.array([0, 0]), ["a"], problem_type=MULTI_LABEL
     )
     assert metrics["accuracy"] == 0.5
@@ -132,7 +132,7 @@ def test_multi_label_rows_are_right_when_all_labels_are() -> None:
 def test_a_model_that_predicts_one_class_is_told(predictions: list[Any], labels: list[Any], expected: float) -> None:
     problem = MULTI_LABEL if isinstance(labels[0], list) else "single_label_classification"
     ids = np.zeros(len(labels), dtype=int)
-    metrics = group_metrics(np.array(predictions), np.array(labels), ids, ["a"], problem_type=problem)
+    metrics = named_metrics(np.array(predictions), np.array(labels), ids, ["a"], problem_type=problem)
     assert metrics["one_class_predicted"] == expected
     report = GroupReport.from_metrics({f"eval_{name}": v for name, v in metrics.items()}, "eval", ["a"], "cgd")
     assert report.one_class == (expected == 1.0) == ("All examples are given the same class" in str(report))
@@ -144,7 +144,7 @@ def test_regression() -> None:
     labels = rng.normal(size=40)
     predictions = labels + rng.normal(size=40)
     group_ids = np.arange(40) % 2
-    metrics = group_metrics(predictions, labels, group_ids, ["a", "b"], problem_type=REGRESSION)
+    metrics = named_metrics(predictions, labels, group_ids, ["a", "b"], problem_type=REGRESSION)
     expected = [np.corrcoef(predictions[group_ids == g], labels[group_ids == g])[0, 1] for g in (0, 1)]
     assert metrics["group_pearson/a"] == pytest.approx(expected[0])
     assert metrics["worst_group_pearson"] == pytest.approx(min(expected))
@@ -154,7 +154,7 @@ def test_regression() -> None:
 
 def test_numbers_that_are_not_defined_are_left_out_with_one_warning() -> None:
     with pytest.warns(GroupRobustWarning, match=r"not defined or not finite.*group_pearson/b") as caught:
-        metrics = group_metrics(
+        metrics = named_metrics(
             np.array([1.0, 2, 3, 3]),
             np.array([1.0, 2, 5, 6]),
             np.array([0, 0, 1, 1]),
@@ -170,7 +170,7 @@ def test_numbers_that_are_not_defined_are_left_out_with_one_warning() -> None:
 
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match=r"one entry per example, got lengths 3, 2, 3, -"):
-        group_metrics(np.zeros(3), np.zeros(2), np.zeros(3, dtype=int), ["a"])
+        named_metrics(np.zeros(3), np.zeros(2), np.zeros(3, dtype=int), ["a"])
 
 
 def test_names_of_metrics() -> None:
@@ -179,16 +179,6 @@ def test_names_of_metrics() -> None:
         assert lower_is_better(name)
     for name in ("accuracy", "eval_worst_group_accuracy", "worst_group_pearson"):
         assert not lower_is_better(name)
-
-
-def test_evaluate_module() -> None:
-    from hf_cgd.metrics.evaluate_module import GroupAccuracy
-
-    metric = GroupAccuracy()
-    metric.add_batch(predictions=[0, 1, 1], references=[0, 1, 0], groups=["a", "a", "b"])
-    result = metric.compute()
-    assert result["accuracy"] == pytest.approx(2 / 3)
-    assert (result["group_accuracy/a"], result["group_accuracy/b"]) == (1.0, 0.0)
 
 
 # ---- The table --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hf_cgd.metrics.group_metrics import metric_names
 from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.tasks import TASKS, Hyperparameters, Task, TaskInfo, build_task, colored_mnist, load_task
 
-RECIPE_OPTIONS = {"model", "max_length", "pretrained"}
+RECIPE_OPTIONS = {"model", "max_length", "pretrained", "lr_decay_per_epoch"}
 KNOWN_METRICS = set(metric_names(None, ["a"]))
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import raw_layouts as raw
 
-from hf_cgd import GroupRobustWarning, group_metrics
+from hf_cgd import GroupRobustWarning
 from hf_cgd.data.columns import read_columns
 from hf_cgd.data.evaluation_groups import EvaluationGroups
+from hf_cgd.metrics import named_metrics
 from hf_cgd.tasks import load_task
 
 
@@ -42,7 +43,7 @@ def test_the_worst_of_sixteen_overlapping_subgroups(tmp_path: Path) -> None:
     wrong = np.asarray(test["muslim toxic"][:]) == 1
     predictions = np.where(wrong, 1 - labels, labels)
     with np.testing.suppress_warnings():
-        metrics = group_metrics(predictions, labels, members, groups.names)
+        metrics = named_metrics(predictions, labels, members, groups.names)
     expected = {}
     for name in columns:
         rows = [row for row in range(len(test)) if test[name][row] == 1]

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 import raw_layouts as raw
 
-from hf_cgd import GroupInfo, GroupRobustWarning, group_metrics
+from hf_cgd import GroupInfo, GroupRobustWarning
 from hf_cgd.data.columns import read_columns
+from hf_cgd.metrics import named_metrics
 from hf_cgd.tasks import TASKS, load_task
 
 GROUPS = {
@@ -73,7 +74,7 @@ def test_the_average_that_is_reported_of_waterbirds_weights_by_the_training_data
     ids = np.repeat(np.arange(4), 5)
     labels = np.repeat([0, 0, 1, 1], 5)
     right = np.isin(ids, (0, 2))
-    metrics = group_metrics(
+    metrics = named_metrics(
         np.where(right, labels, 1 - labels), labels, ids, GROUPS["waterbirds"], train_counts=info.train_counts
     )
     assert metrics[info.average_metric] == pytest.approx((3498 + 56) / 4795)

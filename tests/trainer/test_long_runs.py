@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from killed_run import SAVING
 from paths import SUPPORT
 from programs import run as run_program
-from tiny import parameters_of, text_dataset
+from tiny import parameters_of, predicts_one_class, text_dataset
 from torch import nn
 
 from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustTrainer, Objective
 from hf_cgd.gradients import AutoEngine
-from hf_cgd.plots import weight_curves
+from hf_cgd.plots import accuracy_curves, weight_curves
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
-from hf_cgd.trainer.history import HISTORY_FILE, GroupHistory, read_group_history
+from hf_cgd.trainer.history import HISTORY_FILE, GroupHistory, read_group_history, run_history
 
 Build = Callable[..., GroupRobustTrainer]
 
@@ -114,8 +114,47 @@ def test_many_groups_are_logged_as_extremes_and_saved_whole(trainer: Build) -> N
     assert [entry["step"] for entry in read_group_history(folder / HISTORY_FILE)] == [1, 2, 3, 4]
 
 
-def test_few_groups_have_no_history(trainer: Build) -> None:
-    run = trainer()
+def test_weights_are_written_however_rarely_a_run_logs(trainer: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hf_cgd.trainer.history.POINTS", 4)
+    straight = trainer({"objective": "group_dro", "step_size": 0.5, "logging_steps": 500, "max_steps": 8})
+    straight.train()
+    entries = read_group_history(straight.args.output_dir)
+    assert [entry["step"] for entry in entries] == [2, 4, 6, 8]
+    last = [entries[-1][f"group_weight/{name}"] for name in straight.groups.names]
+    assert last == pytest.approx(straight.group_weights.tolist(), rel=1e-5)
+    # The entries of the log are those of every step; the file has each step once.
+    logged = trainer({"objective": "group_dro", "step_size": 0.5, "logging_steps": 3, "max_steps": 8})
+    logged.train()
+    assert [entry["step"] for entry in read_group_history(logged.args.output_dir)] == [2, 3, 4, 6, 8]
+    history = run_history(logged.state.log_history, logged.args.output_dir)
+    steps, curves = weight_curves(history)
+    assert steps.tolist() == [2, 3, 4, 6, 8] and len(curves) == 2
+
+
+@predicts_one_class
+def test_evaluations_of_many_groups_are_logged_as_extremes_and_saved_whole(trainer: Build) -> None:
+    data = text_dataset(90, groups=45)
+    options = {"objective": "group_dro", "step_size": 0.5, "max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+    run = trainer(options, train_dataset=data, eval_dataset=data)
+    run.train()
+    metrics = run.evaluate()
+    assert len([name for name in metrics if name.startswith("eval_group_accuracy/")]) == 45
+    assert "eval_group_accuracy_min" not in metrics, "what evaluate() returns stays as it was"
+    logged = [entry for entry in run.state.log_history if "eval_loss" in entry]
+    assert all(len(json.dumps(entry)) < 1000 for entry in logged)
+    assert logged[-1]["eval_group_accuracy_min"] == metrics["eval_worst_group_accuracy"]
+    assert logged[-1]["eval_group_loss_max"] == metrics["eval_worst_group_loss"]
+    history = run_history(run.state.log_history, run.args.output_dir)
+    curves = accuracy_curves(history)
+    assert curves.steps.tolist() == [1, 2] and len(curves.groups) == 45
+    assert {name: values[-1] for name, values in curves.groups.items()} == pytest.approx(
+        {name.removeprefix("eval_group_accuracy/"): value for name, value in metrics.items() if "_accuracy/" in name}
+    )
+    assert len(weight_curves(history)[1]) == 45
+
+
+def test_erm_with_few_groups_has_no_history(trainer: Build) -> None:
+    run = trainer({"objective": "erm"})
     run.train()
     assert not (Path(run.args.output_dir) / HISTORY_FILE).exists()
 

@@ -1,0 +1,80 @@
+"""What a report means, in plain words: the same in cards and HTML pages."""
+
+from hf_cgd.cards.record import RunRecord
+from hf_cgd.metrics import GroupReport, GroupRow
+
+FEW = 100
+"""Evaluated examples below which a group's accuracy is called uncertain: its 95 % interval may span 0.2."""
+NAMED = 5
+"""Groups that a sentence names at most."""
+
+
+def headline(report: GroupReport) -> str:
+    """The worst group and the distance to the best one; "" where no group was evaluated."""
+    worst, metric, gap = report.worst, report.metric, report.gap()
+    if worst is None or metric is None or gap is None:
+        return ""
+    if len(report.rows) > 1 and gap == 0:
+        return f"All groups that were evaluated have the same {metric}, {worst.value(metric):.3f}."
+    value, interval = worst.value(metric), worst.interval(metric)
+    assert value is not None
+    about = [] if interval is None else [f"95 % interval {interval[0]:.3f} to {interval[1]:.3f}"]
+    about += [] if worst.count is None else [f"{worst.count:,} examples"]
+    others = len(report.all_worst) - 1
+    also = f" (and {others} more with the same value)" if others else ""
+    known = f" ({', '.join(about)})" if about else ""
+    return (
+        f"The worst group is {worst.name}{also}: {metric} {value:.3f}{known}. Between the best and the worst "
+        f"group lie {gap:.3f}."
+    )
+
+
+def limits(record: RunRecord) -> list[str]:
+    """What these numbers do not tell, a sentence each."""
+    found = []
+    for name, report in record.reports.items():
+        found += [f"{name}: {sentence}" for sentence in _of_report(report)]
+    if not record.reports:
+        found.append("No group of this model has been evaluated yet.")
+    if record.training.get("load_best_model_at_end") and "validation" in record.reports:
+        found.append(
+            "The model was chosen among several by its numbers on the validation set, so those flatter it. A test set "
+            "that had no part in the choice is the better judge."
+        )
+    found.append(
+        "Only the groups that are listed were looked at. Others, and groups within these groups, may fare worse."
+    )
+    return found
+
+
+def _of_report(report: GroupReport) -> list[str]:
+    found = []
+    small = [row for row in report.rows if row.count is not None and row.count < FEW]
+    if small:
+        found.append(
+            f"fewer than {FEW} examples were evaluated of {_names(small)}; their numbers are uncertain, see the "
+            "intervals."
+        )
+    absent = [row for row in report.rows if row.count is None]
+    if absent:
+        found.append(f"no examples were evaluated of {_names(absent)}.")
+    if report.one_class:
+        found.append("the model gives every example the same class: it has collapsed, or not begun to learn.")
+    metric = report.metric
+    scored = [row for row in report.rows if metric is not None and row.value(metric) is not None]
+    if metric is not None and len(scored) > 1 and report.worst is not None and report.gap() != 0:
+        best = max(scored, key=lambda row: row.value(metric) or 0.0)
+        low, high = report.worst.interval(metric), best.interval(metric)
+        if low is not None and high is not None and low[1] >= high[0]:
+            found.append("the intervals of the worst and the best group overlap: the gap may be chance.")
+        if len(scored) > 10:
+            found.append(
+                f"the worst of {len(scored)} groups looks worse than it is by chance alone; judge it by its interval."
+            )
+    return found
+
+
+def _names(rows: list[GroupRow]) -> str:
+    names = [row.name for row in rows[:NAMED]]
+    more = f" and {len(rows) - NAMED} more groups" if len(rows) > NAMED else ""
+    return ", ".join(names) + more

@@ -1,0 +1,220 @@
+"""Records and cards: what the trainer leaves for readers in its folder."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import ModelCard
+from torch import Tensor, nn
+from transformers import Trainer
+from transformers.modelcard import TrainingSummary
+
+from hf_cgd.cards import CARD_FILE, RunRecord, write_card
+from hf_cgd.metrics import GroupMetric, GroupReport
+from hf_cgd.monitors import GroupRobustWarning
+from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.config import options_of
+from hf_cgd.trainer.evaluation import GroupEvaluation
+from hf_cgd.trainer.group_setup import GroupSetup
+from hf_cgd.trainer.history import GroupLog, run_history
+from hf_cgd.trainer.run_facts import (
+    data_facts,
+    is_timm,
+    model_facts,
+    settings_of,
+    training_of,
+    versions,
+    write_timm_config,
+)
+
+GENERATED = "generated_from_trainer"
+"""The tag that the Trainer gives to all of its models."""
+
+
+class PublishingTrainer(Trainer):
+    """A `Trainer` whose cards tell how each group fares."""
+
+    group_objective: Objective
+    group_evaluation: GroupEvaluation
+    robust_loss: GroupRobustLoss | None
+    _setup: GroupSetup
+    _own_metrics: dict[str, GroupMetric]
+    _group_log: GroupLog | None
+
+    def run_record(
+        self,
+        *,
+        name: str | None = None,
+        finetuned_from: str | None = None,
+        task: str | None = None,
+        dataset_tags: Sequence[str] = (),
+        dataset: Sequence[str] = (),
+        dataset_args: Sequence[str | None] = (),
+    ) -> RunRecord:
+        """All that cards and report pages show of this run: `hf_cgd.cards.html_report(trainer.run_record(), path)`.
+
+        The reports are those of the latest evaluations of this model; nothing is evaluated anew.
+
+        Args:
+            name: of the model; None for the name of `output_dir`.
+            finetuned_from, task, dataset_tags, dataset, dataset_args: see `create_model_card`.
+        """
+        loss, setup = self.robust_loss, self._setup
+        reports = {_set_name(prefix): self._report_of(prefix) for prefix in self.group_evaluation.prefixes}
+        alpha, names = self._weights(), () if setup.groups is None else setup.groups.names
+        weights = {} if alpha is None else dict(zip(names, alpha.tolist(), strict=True))
+        cosines = None if loss is None or loss.interactions is None else loss.interactions.cosines
+        matrix = None if cosines is None else [[_finite(one) for one in row] for row in cosines.tolist()]
+        has_met = matrix is not None and any(one is not None for row in matrix for one in row)
+        # A history that another run has left in the folder is not this run's.
+        written = None if self._group_log is None else self._group_log.folder
+        return RunRecord(
+            name=name or Path(self.args.output_dir or "").absolute().name,
+            objective=self.group_objective.identity(),
+            settings=settings_of(self.group_objective, options_of(self.args), setup.columns),
+            training=training_of(self.args),
+            groups=setup.groups,
+            reports=reports,
+            history=run_history(self.state.log_history, written),
+            interactions=matrix if has_met else None,
+            weights=weights,
+            steps=self.state.global_step,
+            model=model_facts(self._unwrapped(), finetuned_from, task, self._class_names()),
+            data=data_facts(
+                {"train": self.train_dataset, **self._evaluation_sets()}, dataset_tags, dataset,
+                next(iter(dataset_args), None),
+            ),
+            versions=versions(),
+        )  # fmt: skip
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write the card into `output_dir`, with the reports, the settings and the pictures that it speaks of.
+
+        It tells which groups there are, how many examples each had, how each fares and how the model was trained; of
+        the latest evaluations, before the first one without numbers. Arguments: those of
+        `Trainer.create_model_card`. A card that cannot be written is warned of, and the Trainer's own takes its place.
+        """
+        if not self.is_world_process_zero():
+            return
+        assert self.args.output_dir is not None
+        own_tags = _listed(tags)
+        if tags is not None:
+            own_tags += [tag for tag in _tags_in(Path(self.args.output_dir) / CARD_FILE) if tag not in own_tags]
+        known: dict[str, Any] = {
+            "name": model_name,
+            "finetuned_from": finetuned_from,
+            "task": next(iter(_listed(tasks)), None),
+            "dataset_tags": _listed(dataset_tags),
+            "dataset": _listed(dataset),
+            "dataset_args": _listed(dataset_args),
+        }
+        try:
+            self._write_card(known, language=language, license=license, tags=own_tags)
+        except Exception as error:
+            # Whatever is wrong with a card, the weights are to be pushed.
+            warnings.warn(
+                f"The card with the groups could not be written ({type(error).__name__}: {error}). The Trainer's own "
+                "takes its place.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
+            super().create_model_card(
+                language, license, tags, model_name, finetuned_from, tasks, dataset_tags, dataset, dataset_args
+            )
+
+    def _write_card(
+        self,
+        known: dict[str, Any],
+        *,
+        language: str | list[str] | None = None,
+        license: str | None = None,
+        tags: Sequence[str] = (),
+        draw: bool = True,
+    ) -> None:
+        """Write card and record, with what `run_record` is to know and what stands in the front matter.
+
+        In mid-training `draw` is False: nothing is done that training would wait for.
+        """
+        assert self.args.output_dir is not None
+        record = self.run_record(**known)
+        if license is None and draw:
+            # The Trainer's own rule: that of the model it was fine-tuned from. It asks the Hub.
+            license = TrainingSummary(record.name, finetuned_from=record.model.base_model).license
+        write_card(
+            record, self.args.output_dir, repo_id=getattr(self, "hub_model_id", None), draw=draw, language=language,
+            license=license, tags=[*tags, GENERATED], dataset_names=known.get("dataset", ()),
+            dataset_args=known.get("dataset_args", ()),
+        )  # fmt: skip
+        if record.model.library == "timm" and is_timm(self._unwrapped()):
+            write_timm_config(self._unwrapped(), record.model.labels, self.args.output_dir)
+
+    def _report_of(self, prefix: str) -> GroupReport:
+        names, objective, setup = self._setup.evaluation.names, self.group_objective.name, self._setup
+        weights, counts = setup.by_name(self._weights()), setup.counts_of_evaluated
+        step = None if self.robust_loss is None else self.robust_loss.steps
+        report = self.group_evaluation.report(prefix, names, objective, counts, weights, step)
+        lower = tuple(name for name, metric in self._own_metrics.items() if metric.greater_is_better is False)
+        return replace(report, lower_is_better=lower)
+
+    def _report_prefixes(self) -> list[str]:
+        return [prefix for prefix in self.group_evaluation.prefixes if prefix.split("_")[0] == "eval"]
+
+    def _evaluation_sets(self) -> dict[str, Any]:
+        given = self.eval_dataset
+        return dict(given) if isinstance(given, dict) else {} if given is None else {"validation": given}
+
+    def _weights(self) -> Tensor | None:
+        alpha = None if self.robust_loss is None else self.robust_loss.alpha
+        return None if alpha is None else alpha.to("cpu", torch.float64, copy=True)
+
+    def _unwrapped(self) -> nn.Module:
+        assert self.model is not None
+        model: nn.Module = self.accelerator.unwrap_model(self.model)
+        return model
+
+    def _class_names(self) -> list[str]:
+        """Names of the labels where the data know them."""
+        for data in (self.train_dataset, *self._evaluation_sets().values()):
+            features = getattr(data, "features", None) or {}
+            for name in self.label_names:
+                found = getattr(features.get(name), "names", None)
+                if found:
+                    return list(found)
+        return []
+
+
+def _set_name(prefix: str) -> str:
+    """What readers call an evaluation set: "eval" is the validation set, "eval_<name>" what the user called it."""
+    return "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+
+
+def _listed(value: str | Sequence[str] | None) -> list[Any]:
+    return [] if value is None else [value] if isinstance(value, str) else list(value)
+
+
+def _tags_in(card: Path) -> list[str]:
+    """Tags of a card that is there, such as a network wrote with its weights."""
+    try:
+        return list(ModelCard.load(card).data.tags or []) if card.is_file() else []
+    except ValueError:
+        # It has no front matter that can be read.
+        return []
+
+
+def _finite(value: float) -> float | None:
+    return value if value == value and abs(value) != float("inf") else None

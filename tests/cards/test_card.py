@@ -1,0 +1,328 @@
+"""The card: front matter that the Hub accepts, tables that hold, and the run's own numbers."""
+
+import inspect
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hub_server import card_errors
+from huggingface_hub import ModelCard
+from tiny import parameters_of, predicts_one_class, tiny_distilbert, with_lora
+from torch import nn
+from transformers import Trainer
+
+import hf_cgd
+from hf_cgd import CGD, GroupInfo, GroupReport, GroupRobustConfig, GroupRobustTrainer
+from hf_cgd.cards import DataFacts, ModelFacts, RunRecord, html_report, load_run, write_card
+from hf_cgd.cards.formulas import explained
+from hf_cgd.cards.metadata import card_data
+from hf_cgd.cards.model_card import model_card
+from hf_cgd.cards.words import headline, limits
+from hf_cgd.metrics import GroupRow
+from hf_cgd.objectives import OBJECTIVES
+from hf_cgd.trainer.history import HISTORY_FILE
+
+from .conftest import NAMES, build_trainer, named_groups
+
+pytestmark = predicts_one_class
+
+
+def card_of(trainer: GroupRobustTrainer) -> ModelCard:
+    return ModelCard.load(Path(trainer.args.output_dir) / "README.md")
+
+
+def tables_of(text: str) -> list[list[list[str]]]:
+    """Tables of a card as rows of cells; a pipe that is escaped ends no cell."""
+    tables: list[list[list[str]]] = []
+    before = ""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            if not before.startswith("|"):
+                tables.append([])
+            tables[-1].append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+        before = line
+    return tables
+
+
+def test_front_matter_is_complete_and_has_no_nulls(trained: GroupRobustTrainer) -> None:
+    card = card_of(trained)
+    assert card_errors(str(card)) == []
+    front = yaml.safe_load(str(card).split("---\n")[1])
+    assert front["library_name"] == "transformers" and front["pipeline_tag"] == "text-classification"
+    assert {"group-robustness", "hf_cgd", "cgd", "generated_from_trainer"} <= set(front["tags"])
+    values = {one.metric_type: one.metric_value for one in card.data.eval_results}
+    for name in ("accuracy", "worst_group_accuracy", "adjusted_accuracy", "mean_group_accuracy"):
+        assert values[name] == trained.all_metrics[f"eval_{name}"]
+        assert type(values[name]) is float
+    assert card.data.eval_results[0].dataset_split == "validation"
+
+
+def test_tables_keep_their_columns_and_hold_the_numbers(trained: GroupRobustTrainer) -> None:
+    tables = tables_of(card_of(trained).text)
+    assert all(len({len(row) for row in table}) == 1 for table in tables)
+    head, _, *rows = tables[0]
+    report = trained.group_report()
+    assert len(rows) == len(NAMES)
+    for cells, row in zip(rows, report.rows, strict=True):
+        found = dict(zip(head, cells, strict=True))
+        assert found["training examples"] == "8" == found["evaluated"]
+        assert float(found["accuracy"]) == pytest.approx(row.accuracy, abs=5e-4)
+        assert found["95 % interval"] == f"{row.accuracy_low:.3f}-{row.accuracy_high:.3f}"
+        assert float(found["weight"]) == pytest.approx(row.weight, abs=5e-4)
+    settings = {row[0]: row[1] for table in tables if table[0][0] == "setting" for row in table}
+    assert settings["`step_size`"] == "`0.5`" and settings["`adjustment`"] == "`0.0`"
+
+
+def test_nothing_in_a_name_is_markup(trained: GroupRobustTrainer) -> None:
+    text = card_of(trained).text
+    assert "<script>" not in text and "$5$" not in text and "[x](y)" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; next" in text
+    # Formulas are there, in pairs of dollars.
+    assert "\\cos(g_i, g_j)" in text and text.count("$$") == 4
+
+
+def test_a_card_holds_no_local_path_and_says_how_to_load(trained: GroupRobustTrainer) -> None:
+    text = str(card_of(trained))
+    assert str(Path(trained.args.output_dir).parent) not in text
+    assert "AutoModelForSequenceClassification.from_pretrained(" in text and "@inproceedings{piratla2022focus" in text
+    versions = {"torch": torch.__version__, "hf\\_cgd": ""}
+    assert f"- torch {versions['torch'].split('+')[0]}" in text
+    for picture in re.findall(r"!\[.*\]\((.*)\)", text):
+        assert (Path(trained.args.output_dir) / picture).stat().st_size > 1000
+    assert len(re.findall(r"!\[", text)) == 3
+
+
+def test_before_training_and_without_evaluation(tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path / "out")
+    trainer.create_model_card(dataset=None, tags="x")
+    card = card_of(trainer)
+    assert card_errors(str(card)) == [] and card.data.eval_results is None
+    assert "None" not in str(card).replace("NoneType", "")
+    assert "No group of this model has been evaluated yet" in card.text
+    assert [row[1] for row in tables_of(card.text)[0][2:]] == ["8"] * 4, "training counts"
+
+
+def test_a_run_without_groups(tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path / "out", {"objective": "erm", "group_column": None, "step_size": None})
+    trainer.train()
+    trainer.evaluate()
+    trainer.create_model_card()
+    card = card_of(trainer)
+    assert card_errors(str(card)) == [] and "erm" in card.data.tags
+    assert all(len({len(row) for row in table}) == 1 for table in tables_of(card.text))
+    assert html_report(trainer.run_record(), tmp_path / "page.html").stat().st_size > 1000
+
+
+def test_numbers_that_are_not_finite_are_left_out_or_said_so() -> None:
+    nan = float("nan")
+    report = GroupReport(
+        (GroupRow("a", accuracy=nan, count=3),), {"accuracy": nan, "worst_group_accuracy": 0.5}, "cgd"
+    )
+    record = RunRecord("m", CGD().identity(), reports={"test": report}, model=ModelFacts(task="text-classification"))
+    data = card_data(record)
+    assert [one.metric_type for one in data.eval_results] == ["worst_group_accuracy"]
+    text = model_card(record, data)
+    assert card_errors(text) == [] and "n/a" in text and not re.search(r"\bnan\b", text.lower())
+
+
+def test_it_takes_all_parameters_of_the_parent(tmp_path: Path) -> None:
+    own = inspect.signature(GroupRobustTrainer.create_model_card).parameters
+    parent = inspect.signature(Trainer.create_model_card).parameters
+    assert {name: one.default for name, one in own.items()} == {name: one.default for name, one in parent.items()}
+    push = inspect.signature(GroupRobustTrainer.push_to_hub).parameters
+    assert list(push) == list(inspect.signature(Trainer.push_to_hub).parameters)
+    trainer = build_trainer(tmp_path / "out")
+    trainer.evaluate()
+    given: dict[str, Any] = {
+        "language": ["en", "de"], "license": "mit", "tags": ["x", "y"], "model_name": 'My "model": $1',
+        "finetuned_from": "user/base", "tasks": ["zero-shot-classification"], "dataset_tags": ["user/data"],
+        "dataset": ["The data"], "dataset_args": ["split-a"],
+    }  # fmt: skip
+    trainer.create_model_card(**given)
+    card = card_of(trainer)
+    assert card_errors(str(card)) == []
+    data = card.data
+    assert (data.language, data.license, data.base_model) == (["en", "de"], "mit", "user/base")
+    assert (data.datasets, data.model_name) == (["user/data"], 'My "model": $1')
+    result = data.eval_results[0]
+    assert (result.task_type, result.dataset_type, result.dataset_name) == (
+        "zero-shot-classification", "user/data", "The data",
+    )  # fmt: skip
+    assert result.dataset_args == {"name": "split-a"}
+    trainer.create_model_card(tags="z")
+    assert {"x", "y", "z"} <= set(card_of(trainer).data.tags), "tags that are there stay, as in the Trainer"
+
+
+def test_a_base_model_that_is_a_folder_of_this_machine_is_not_named(tmp_path: Path) -> None:
+    tiny_distilbert().save_pretrained(tmp_path / "base")
+    model = type(tiny_distilbert()).from_pretrained(tmp_path / "base")
+    trainer = build_trainer(tmp_path / "out", model=model)
+    trainer.create_model_card()
+    assert card_of(trainer).data.base_model is None
+    trainer.model.config._name_or_path = "user/base"
+    assert trainer.run_record().model.base_model == "user/base"
+
+
+# ---- Records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_as_it_was(trained: GroupRobustTrainer) -> None:
+    record, back = trained.run_record(), load_run(trained.args.output_dir)
+    assert back.reports == record.reports and back.groups == record.groups
+    assert back.settings == record.settings and back.objective == record.objective
+    assert back.to_dict() == record.to_dict()
+    assert hf_cgd.load_report(trained.args.output_dir) == trained.group_report()
+    steps = [entry["step"] for entry in back.history if any(name.startswith("group_weight/") for name in entry)]
+    assert steps == [1, 2, 3, 4], "weights of every step, although the run logs every 500"
+
+
+def test_weights_of_another_run_in_the_folder_are_not_taken_for_this_ones(
+    trained: GroupRobustTrainer, tmp_path: Path
+) -> None:
+    history = Path(trained.args.output_dir) / HISTORY_FILE
+    (tmp_path / HISTORY_FILE).write_bytes(history.read_bytes())
+    erm = build_trainer(tmp_path, {"objective": "erm", "step_size": None})
+    erm.train()
+    assert not [name for entry in erm.run_record().history for name in entry if name.startswith("group_weight/")]
+
+
+def test_the_settings_start_an_equal_run(tmp_path: Path) -> None:
+    odd = {"warmup_steps": 1, "lr_scheduler_type": "cosine", "optim": "sgd", "seed": 3, "max_grad_norm": 0.5}
+    first = build_trainer(tmp_path / "one", {**odd, "adjustment": 1.0, "objective": "group_dro", "step_size": 0.3})
+    first.train()
+    first.create_model_card()
+    text = (tmp_path / "one" / "group_settings.yaml").read_text(encoding="utf-8")
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True}
+    for content in (yaml.safe_load(text), json.loads(json.dumps(yaml.safe_load(text)))):
+        config = GroupRobustConfig(str(tmp_path / "two"), **quiet, **content)
+        second = GroupRobustTrainer(
+            model=tiny_distilbert(), args=config, train_dataset=named_groups(), eval_dataset=named_groups(seed=1)
+        )
+        second.train()
+        assert torch.equal(parameters_of(first.model), parameters_of(second.model))
+        assert torch.equal(first.group_weights, second.group_weights)
+
+
+def test_an_objective_given_as_an_object_is_in_the_settings(tmp_path: Path) -> None:
+    config = GroupRobustConfig(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = GroupRobustTrainer(
+        model=tiny_distilbert(), args=config, train_dataset=named_groups(), objective=CGD(step_size=0.125),
+        group_column="group",
+    )  # fmt: skip
+    settings = trainer.run_record().settings
+    assert (settings["objective"], settings["step_size"], settings["group_column"]) == ("cgd", 0.125, ["group"])
+
+
+def test_a_folder_of_an_older_version_has_reports_only(tmp_path: Path) -> None:
+    report = {"objective": "cgd", "overall": {"accuracy": 0.5}, "groups": [{"name": "a", "accuracy": 0.5}]}
+    (tmp_path / "group_report.json").write_text(json.dumps({"validation": report, "test": report}))
+    record = load_run(tmp_path)
+    assert record.objective_name == "cgd" and set(record.reports) == {"validation", "test"}
+    assert write_card(record, tmp_path / "card", draw=False)[0].exists()
+    with pytest.raises(ValueError, match="has no report of 'train'; it has"):
+        hf_cgd.load_report(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("{", "is not JSON"), ('{"a": 1}', "Expected a report"), (None, "holds no")]
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "group_report.json").write_text(content)
+    with pytest.raises(ValueError, match=words):
+        hf_cgd.load_report(tmp_path)
+
+
+# ---- Other models -----------------------------------------------------------------------------------------------------
+
+
+def test_a_timm_network_is_loaded_by_timm(tmp_path: Path) -> None:
+    import timm
+    from tiny import image_dataset
+
+    model = timm.create_model("test_resnet", pretrained=False, num_classes=2)
+    trainer = build_trainer(
+        tmp_path / "out", model=model, train_dataset=image_dataset(8), eval_dataset=image_dataset(8),
+    )  # fmt: skip
+    trainer.save_model()
+    trainer.create_model_card()
+    card = card_of(trainer)
+    assert card.data.library_name == "timm" and "timm.create_model" in card.text
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    assert torch.equal(parameters_of(loaded), parameters_of(model))
+
+
+def test_adapters_and_networks_of_ones_own(tmp_path: Path) -> None:
+    adapted = with_lora(tiny_distilbert())
+    adapted.get_base_model().config._name_or_path = "user/base"
+    trainer = build_trainer(tmp_path / "lora", model=adapted)
+    trainer.save_model()
+    trainer.create_model_card()
+    data = card_of(trainer).data
+    assert (data.library_name, data.base_model) == ("peft", "user/base")
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Embedding(64, 4), nn.Linear(4, 2))
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.layers(input_ids).mean(dim=1)
+
+    own = build_trainer(tmp_path / "own", {"objective": "group_dro"}, model=Own())
+    own.evaluate()
+    own.create_model_card()
+    card = card_of(own)
+    assert card_errors(str(card)) == [] and card.data.eval_results is None, (
+        "no task is known, so no result is complete"
+    )
+    own.create_model_card(tasks="text-classification")
+    assert card_of(own).data.eval_results
+
+
+# ---- Words ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_objective_is_explained() -> None:
+    for name, kind in OBJECTIVES.items():
+        told = explained(kind().identity())
+        assert told.loss and told.words.endswith("."), name
+        assert (told.weights is None) == (not kind.has_weights), name
+    assert "langle" in str(explained(CGD(scaling="gradient").identity()).weights)
+
+
+def test_limits_in_words() -> None:
+    rows = (
+        GroupRow("a", count=50, accuracy=0.8, accuracy_low=0.67, accuracy_high=0.89),
+        GroupRow("b", count=5000, accuracy=0.85, accuracy_low=0.84, accuracy_high=0.86),
+        GroupRow("c"),
+    )
+    report = GroupReport(rows, {"accuracy": 0.85}, "cgd")
+    told = " ".join(limits(RunRecord("m", reports={"validation": report}, training={"load_best_model_at_end": True})))
+    assert "fewer than 100 examples were evaluated of a;" in told and "no examples were evaluated of c." in told
+    assert "overlap: the gap may be chance" in told and "chosen among several by its numbers" in told
+    alike = replace(report, rows=(rows[1], replace(rows[1], name="d")))
+    assert headline(alike) == "All groups that were evaluated have the same accuracy, 0.850."
+    assert limits(RunRecord("m", reports={"validation": alike})) == limits(RunRecord("m", reports={"x": alike}))[-1:]
+    apart = replace(report, rows=(replace(rows[0], count=100, accuracy_high=0.83), rows[1]))
+    assert limits(RunRecord("m", reports={"validation": apart})) == limits(RunRecord("m", reports={"x": apart}))[-1:]
+
+
+def test_only_evaluated_models_have_cards_too(tmp_path: Path) -> None:
+    rows = (GroupRow("a", count=200, accuracy=0.8), GroupRow("b", count=200, accuracy=0.6))
+    report = GroupReport(rows, {"accuracy": 0.7, "worst_group_accuracy": 0.6}, "")
+    record = RunRecord(
+        "model", None, groups=GroupInfo(("a", "b")), reports={"test": report},
+        model=ModelFacts("SomeModel", "transformers", "image-classification", "user/model"),
+        data=DataFacts(["user/data"], "Data", "plain", {"test": "test[:400]"}),
+    )  # fmt: skip
+    card, *_ = write_card(record, tmp_path, draw=False)
+    text = card.read_text(encoding="utf-8")
+    assert card_errors(text) == [] and "how it was trained is not known here" in text and "## Objective" not in text
+    result = ModelCard(text).data.eval_results[0]
+    assert (result.dataset_type, result.dataset_config, result.dataset_split) == ("user/data", "plain", "test[:400]")

@@ -1,0 +1,130 @@
+"""The report page: what stands in it, that nothing breaks out of it, and how a browser shows it."""
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import predicts_one_class
+
+from hf_cgd import GroupReport, GroupRobustTrainer
+from hf_cgd.cards import RunRecord, html_report
+from hf_cgd.cards.html_report import SHOWN_GROUPS
+from hf_cgd.cards.svg import line_chart
+from hf_cgd.metrics import GroupRow
+
+from .conftest import NAMES
+
+pytestmark = predicts_one_class
+BROWSER = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+VOID = {"meta", "img", "br", "link"}
+
+
+class Page(HTMLParser):
+    """Counts the elements, collects the text, and checks that all that is opened is closed."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.elements: Counter[str] = Counter()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(content)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[tag] += 1
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def page(trained: GroupRobustTrainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page about two runs: one from its trainer, one from its folder."""
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    return html_report([trained.run_record(name="first"), trained.args.output_dir], path)
+
+
+def test_it_holds_the_runs_own_numbers_and_explains_them(page: Path, trained: GroupRobustTrainer) -> None:
+    read = Page(page.read_text(encoding="utf-8"))
+    report = trained.group_report()
+    for row in report.rows:
+        assert " ".join(row.name.split()) in read.text
+        assert f"{row.accuracy:.3f} ({row.accuracy_low:.3f} to {row.accuracy_high:.3f})" in read.text
+    assert report.gap() is not None and f"{report.gap():.3f} gap between best and worst" in read.text
+    for words in ("Who helps whom", "Weights of the groups over", "What these numbers do not tell", "step_size",
+                  "fewer than 100 examples", "The runs side by side"):  # fmt: skip
+        assert words in read.text, words
+    assert read.elements["polyline"] == 2 * len(NAMES), "a line for each group of each run"
+
+
+def test_it_loads_nothing_and_names_are_no_markup(page: Path) -> None:
+    content = page.read_text(encoding="utf-8")
+    read = Page(content)
+    assert read.elements["script"] == 0 and read.elements["img"] == 0 and read.elements["link"] == 0
+    assert not [value for name, value in read.attributes if name in ("src", "href", "onerror", "onload")]
+    assert "url(" not in content and "@import" not in content
+    assert "<script>alert(1)</script>" in " ".join(read.words).replace("\n", " ")[:100_000]
+
+
+def test_many_groups_and_runs_without_weights(tmp_path: Path) -> None:
+    rows = tuple(GroupRow(f"g{n}", count=200, accuracy=n / 100) for n in range(100))
+    erm = RunRecord("erm", {"name": "erm", "knobs": {}}, reports={"test": GroupReport(rows, {"accuracy": 0.5}, "erm")})
+    read = Page(html_report(erm, tmp_path / "one.html").read_text())
+    assert f"The other {100 - SHOWN_GROUPS} groups" in read.text and "Weights of the groups" not in read.text
+    Page(html_report([erm, RunRecord("nothing")], tmp_path / "two.html").read_text())
+    with pytest.raises(ValueError, match="at least one run"):
+        html_report([], tmp_path / "none.html")
+    with pytest.raises(ValueError, match="holds no group_report.json"):
+        html_report(tmp_path, tmp_path / "none.html")
+
+
+def test_lines_stand_where_their_numbers_are() -> None:
+    chart = line_chart(np.array([0.0, 10.0]), {"a": np.array([0.0, 1.0]), "b": np.array([1.0, np.nan])}, "weights")
+    (x0, y0), (x1, y1) = (tuple(map(float, pair.split(","))) for pair in re.findall(r'points="(\S+) (\S+)"', chart)[0])
+    levels = sorted({float(y) for y in re.findall(r'class="grid"[^>]* y1="([\d.]+)"', chart)})
+    assert (y1, y0) == (levels[0], levels[-1]) and x0 < x1
+    # A single value is a dot.
+    assert f'cy="{levels[0]:.1f}"' in chart
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium; Debian: apt-get install chromium")
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1300, "light")])
+def test_a_browser_shows_it(page: Path, tmp_path: Path, width: int, scheme: str) -> None:
+    shot, height = tmp_path / "shot.png", 1500
+    probe = page.with_name(f"probe_{width}.html")
+    # What the browser measured stands in the title of what it dumps.
+    script = "<script>document.title=[innerWidth,document.documentElement.scrollWidth].join()</script></html>"
+    probe.write_text(page.read_text(encoding="utf-8").replace("</html>", script), encoding="utf-8")
+    common = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+              f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},{height}",
+              f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"]  # fmt: skip
+    subprocess.run([*common, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=300)
+    pixels = np.asarray(Image.open(shot).convert("L"))
+    background = float(np.median(pixels))
+    assert background < 60 if scheme == "dark" else background > 230
+    assert pixels.std() > 5, "something is drawn"
+    dumped = subprocess.run(
+        [*common, "--dump-dom", probe.as_uri()], check=True, capture_output=True, timeout=300, text=True
+    )
+    inner, scrolled = map(int, re.findall(r"<title>(\d+),(\d+)</title>", dumped.stdout)[0])
+    assert scrolled <= inner, "the page itself never scrolls sideways"
+    assert "&lt;script&gt;alert(1)" in dumped.stdout

@@ -1,0 +1,170 @@
+"""`group_metrics` on plain arrays: numbers of fairlearn, intervals by hand, errors in words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from fairlearn_numbers import METRICS, arrays
+from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, recall_score, roc_auc_score
+
+from hf_cgd import GroupMetric, GroupReport, GroupRobustWarning, group_metrics
+from hf_cgd.metrics import named_metrics, wilson_interval
+from hf_cgd.metrics.intervals import bootstrap_interval
+
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "fairlearn_numbers.json").read_text())
+TRUTH = [0, 1, 1, 0, 1, 1]
+GIVEN = [0, 1, 0, 0, 0, 1]
+GROUPS = ["a", "a", "a", "b", "b", "b"]
+
+
+def test_numbers_are_those_of_fairlearn() -> None:
+    """Recorded from MetricFrame by tests/support/fairlearn_numbers.py."""
+    report = group_metrics(**arrays(), metrics=METRICS, resamples=0)
+    for name, expected in RECORDED["metrics"].items():
+        own = report.overall[name]
+        assert own == pytest.approx(expected["overall"])
+        assert {row.name: row.value(name) for row in report.rows} == pytest.approx(expected["by_group"])
+        assert report.gap(name) == pytest.approx(expected["difference"])
+        assert report.ratio(name) == pytest.approx(expected["ratio"])
+        lowest = expected["group_max" if name == "mae" else "group_min"]
+        assert report.overall[f"worst_group_{name}"] == pytest.approx(lowest)
+
+
+def test_by_hand() -> None:
+    report = group_metrics(
+        TRUTH, GIVEN, GROUPS, metrics={"accuracy": accuracy_score, "recall": recall_score}, resamples=20
+    )
+    assert [row.name for row in report.rows] == ["a", "b"] and [row.count for row in report.rows] == [3, 3]
+    assert [row.accuracy for row in report.rows] == [pytest.approx(2 / 3)] * 2
+    assert report.rows[0].interval("accuracy") == wilson_interval(2, 3)
+    assert [row.others["recall"] for row in report.rows] == [0.5, 0.5]
+    assert report.overall == {
+        "accuracy": pytest.approx(4 / 6), "worst_group_accuracy": pytest.approx(2 / 3),
+        "mean_group_accuracy": pytest.approx(2 / 3), "recall": 0.5, "worst_group_recall": 0.5,
+    }  # fmt: skip
+    assert (report.gap(), report.ratio()) == (0.0, 1.0) and len(report.all_worst) == 2
+
+
+def test_it_says_what_the_trainer_says() -> None:
+    generator = np.random.default_rng(0)
+    truth, given, ids = (generator.integers(0, 3, 200) for _ in range(3))
+    ours = group_metrics(truth, given, ids)
+    theirs = named_metrics(given, truth, ids, ["0", "1", "2"])
+    assert ours.overall["worst_group_accuracy"] == theirs["worst_group_accuracy"]
+    for row in ours.rows:
+        assert row.accuracy == theirs[f"group_accuracy/{row.name}"]
+        assert row.accuracy_low == theirs[f"group_accuracy_low/{row.name}"]
+
+
+def test_bootstrap_covers_what_a_binomial_says() -> None:
+    """The recall of 400 positives of which 300 are found: a proportion, whose deviation is known."""
+    truth, given = np.ones(400, dtype=int), np.r_[np.ones(300, dtype=int), np.zeros(100, dtype=int)]
+    recall = {"recall": lambda y_true, y_pred: float(y_pred[y_true == 1].mean())}
+    report, again = (group_metrics(truth, given, ["a"] * 400, metrics=recall, resamples=2000) for _ in range(2))
+    low, high = report.rows[0].intervals["recall"]
+    deviation = np.sqrt(0.75 * 0.25 / 400)
+    assert (low, high) == pytest.approx((0.75 - 1.96 * deviation, 0.75 + 1.96 * deviation), abs=0.006)
+    assert again.rows[0].intervals == report.rows[0].intervals, "the seed decides"
+
+
+def test_draws_keep_the_size_of_each_stratum() -> None:
+    strata, seen = np.array([0, 0, 0, 1, 2, 2]), []
+
+    def value(rows: np.ndarray) -> float:
+        seen.append(np.bincount(strata[rows]).tolist())
+        return float(rows[0])
+
+    bootstrap_interval(value, strata, 50)
+    assert seen == [[3, 1, 2]] * 50
+    assert bootstrap_interval(lambda rows: 1.0, strata, 50) is None, "no width tells nothing"
+    assert bootstrap_interval(lambda rows: float("nan"), strata, 50) is None
+
+
+def test_scores_values_columns_and_directions() -> None:
+    frame = pd.DataFrame({"age": ["old", "old", "new", "new"] * 5, "sex": [0, 1] * 10})
+    truth = np.tile([0, 1, 1, 0], 5)
+    scores = np.linspace(0, 1, 20)
+    report = group_metrics(truth, scores, frame["age"], metrics={"auc": roc_auc_score}, resamples=20)
+    assert report.overall["auc"] == roc_auc_score(truth, scores) and report.metric == "auc"
+    crossed = group_metrics(truth, truth, frame)
+    assert [row.name for row in crossed.rows] == ["age:new sex:0", "age:new sex:1", "age:old sex:0", "age:old sex:1"]
+    errors = group_metrics(
+        scores, scores + (frame["sex"] == 1) * 0.5, frame["sex"],
+        metrics={"mae": mean_absolute_error, "risk": GroupMetric(lambda y, p: float(np.mean(p - y)), False)},
+        resamples=20,
+    )  # fmt: skip
+    assert errors.worst is not None and errors.worst.name == "1" and errors.overall["worst_group_mae"] == 0.5
+    # A function whose arguments have names of their own gets the truth first, as in scikit-learn.
+    assert errors.overall["worst_group_risk"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"y_pred": [0, 1]}, "got the lengths"),
+        ({"groups": ["a", None, "a", "b", "b", "b"]}, "row 1.*1 of 6 rows"),
+        ({"groups": pd.Series(["a", pd.NA, "a", "b", "b", "b"])}, "row 1"),
+        ({"groups": [0.5] * 6}, "float"),
+        ({"y_true": [0, 1, None, 0, 1, 1]}, "y_true is missing"),
+        ({"y_pred": [[0.1, 0.9]] * 6}, r"logits or probabilities. Pass y_pred.argmax\(axis=1\)"),
+        ({"y_pred": [0.2, 0.9, 0.1, 0.3, 0.2, 0.8]}, "decimal numbers"),
+        ({"y_pred": ["no"] * 6}, "text and numbers are never equal"),
+        ({"y_pred": [0, 1, 2, 0, 1, 7], "classes": [0, 1]}, r"y_pred holds \[2, 7\], which are not among the classes"),
+        ({"y_true": [0, 1, 2, 0, 1, 1], "metrics": {"f1": f1_score}}, "failed on all examples: Target is multiclass"),
+        ({"metrics": {"both": lambda y_true, y_pred: {"a": 1, "b": 2}}}, "must give one number"),
+    ],
+)  # fmt: skip
+def test_errors_in_words(changes: dict[str, Any], words: str) -> None:
+    given = {"y_true": TRUTH, "y_pred": GIVEN, "groups": GROUPS, **changes}
+    with pytest.raises(ValueError, match=words):
+        group_metrics(**given)
+
+
+def test_what_is_right_but_odd_is_warned_of() -> None:
+    with pytest.warns(GroupRobustWarning, match="is ever a true one"):
+        assert group_metrics([0, 0], [1, 1], ["a", "b"]).overall["accuracy"] == 0.0
+    with pytest.warns(GroupRobustWarning, match=r"not defined on these groups.*auc of b"):
+        report = group_metrics(
+            TRUTH, GIVEN, ["a", "a", "a", "a", "b", "b"], metrics={"auc": roc_auc_score}, resamples=0
+        )
+    assert "auc" not in report.rows[1].others
+
+
+# ---- What notebooks show ------------------------------------------------------------------------------------------------
+
+
+def a_report() -> GroupReport:
+    groups = ["<b>x</b>", "<b>x</b>", "y", "y", "y", "y"]
+    return group_metrics(TRUTH, GIVEN, groups, metrics={"accuracy": accuracy_score, "f1": f1_score}, resamples=50)
+
+
+def test_a_report_comes_back_from_its_dict() -> None:
+    report = a_report()
+    assert GroupReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    lower = group_metrics(TRUTH, GIVEN, GROUPS, metrics={"risk": GroupMetric(lambda y, p: 0.5, False)})
+    assert GroupReport.from_dict(lower.to_dict()).lower_is_better == ("risk",)
+    with pytest.raises(ValueError, match="take one of them"):
+        GroupReport.from_dict({"validation": report.to_dict()})
+
+
+def test_html_escapes_names_and_marks_the_worst_group() -> None:
+    report = a_report()
+    page = report._repr_html_()
+    assert "<b>x" not in page and "&lt;b&gt;x&lt;/b&gt;" in page
+    assert report.worst is not None and report.worst.name == "y"
+    bold = page.split("font-weight:bold")
+    assert len(bold) == 2 and "y (worst)" in bold[1].split("</tr>")[0]
+    # A bar as long as the accuracy, and a line over the interval.
+    low, high = report.rows[1].interval("accuracy") or (0, 0)
+    assert f"width:{100 * report.rows[1].accuracy:.1f}%" in page
+    assert f"left:{100 * low:.1f}%;width:{100 * (high - low):.1f}%" in page
+    assert "accuracy gap 0.500" in page and "accuracy ratio 0.500" in page
+
+
+def test_dataframe() -> None:
+    table = a_report().to_dataframe()
+    assert table.loc["y", "accuracy"] == 0.5 and table.loc["y", "count"] == 4
+    assert {"f1", "accuracy_low", "accuracy_high"} <= set(table.columns) and "weight" not in table
