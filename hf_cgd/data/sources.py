@@ -12,6 +12,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Image
 
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.data.image_folders import read_image_folder
 from hf_cgd.data.tables import READERS, read_table
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def load_splits(dataset: str, config_name: str | None = None) -> DatasetDict:
                 f"metadata.csv, found {sorted(child.name for child in path.iterdir())[:10]}. Rename the files, or "
                 "pass the path of a single table."
             )
-        return _by_split(datasets.load_dataset("imagefolder", data_dir=str(path)), str(path))
+        return _by_split(read_image_folder(path), str(path))
     if path.suffix in READERS or path.is_absolute() or dataset.count("/") > 1:
         raise FileNotFoundError(
             f"Expected a file, a folder or the id of a dataset on the Hub, but there is no {dataset!r} (looked in "

@@ -48,7 +48,11 @@ def read_with_labels(dataset: Any, columns: Sequence[str], label_columns: Sequen
 
 
 def training_groups(
-    read: Mapping[str, Column], columns: Sequence[str], given: GroupInfo | None, min_group_size: int
+    read: Mapping[str, Column],
+    columns: Sequence[str],
+    given: GroupInfo | None,
+    min_group_size: int,
+    classes: Column | None = None,
 ) -> tuple[GroupInfo, np.ndarray]:
     """Groups of a training set and the group id of each example, [N].
 
@@ -56,7 +60,8 @@ def training_groups(
         read: columns of the dataset.
         columns: the group column, or several to cross.
         given: groups that the user has counted; None to count here.
-        min_group_size: smallest group that is accepted.
+        min_group_size: smallest group that is accepted, in examples that have a label.
+        classes: the labels, where they are classes: an example of class `IGNORED` is not counted. None: all are.
 
     Raises:
         ValueError: values that cannot name a group, a group that is not among the given ones, or too small a group.
@@ -65,10 +70,17 @@ def training_groups(
     groups = GroupInfo.from_columns(of_groups)
     if given is not None:
         groups = replace(given, columns=tuple(columns), class_names={**groups.class_names, **given.class_names})
-    small = [f"{n} ({c})" for n, c in zip(groups.names, groups.counts or (), strict=False) if c < min_group_size]
+    ids = groups.encode_columns(of_groups)
+    counts = groups.counts
+    if given is None and classes is not None:
+        different, codes = classes.factors
+        has_label = np.asarray([not _is_ignored(value) for value in different])[codes]
+        counts = tuple(np.bincount(ids[has_label], minlength=len(groups)).tolist())
+    labelled = "" if counts == groups.counts else " with a label"
+    small = [f"{n} ({c})" for n, c in zip(groups.names, counts or (), strict=False) if c < max(min_group_size, 1)]
     if small:
         raise ValueError(
-            f"Every training group needs at least {min_group_size} examples, but these have fewer: "
+            f"Every training group needs at least {max(min_group_size, 1)} examples{labelled}, but these have fewer: "
             f"{', '.join(small[:20])}. Check the group column(s) {list(columns)} for typing errors or ids, "
             "merge or drop small groups, or lower min_group_size."
         )
@@ -78,7 +90,7 @@ def training_groups(
             GroupRobustWarning,
             stacklevel=2,
         )
-    return groups, groups.encode_columns(of_groups)
+    return replace(groups, counts=counts), ids
 
 
 def stream_groups(dataset: Any, columns: Sequence[str], given: GroupInfo | None) -> GroupInfo:
@@ -136,6 +148,11 @@ def count_classes(
     counts = np.zeros((max(labels.max(), 0) + 1, num_groups), dtype=np.int64)
     np.add.at(counts, (labels[labelled], group_ids[labelled]), 1)
     return tuple(map(tuple, counts.tolist()))
+
+
+def _is_ignored(value: Any) -> bool:
+    number = np.asarray(value).reshape(-1)
+    return number.size == 1 and number.dtype.kind == "i" and bool(number[0] == IGNORED)
 
 
 def _is_class(value: Any) -> bool:

@@ -5,7 +5,7 @@ graph does: it shows every parameter that the losses depend on, and through whic
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -40,9 +40,11 @@ class LossGraph:
         losses: [B] with graph.
         calls: of the modules of the scope.
         cut: where the walk ends; None where nothing flows into the scope.
+        watched: edges of weights that are no leaves, to be listed in `uses`.
 
     Attributes:
         leaves: every leaf that was reached, with the call within which it is used; None for outside of all calls.
+        uses: every watched edge that was reached, with the call within which it is used.
         nodes: names of the nodes within each call, by the call's number.
         mixing: a node that computes statistics of the batch in the manner of BatchNorm; None for none.
         reduction: a node that sums or averages over the examples in another manner; None for none.
@@ -50,8 +52,12 @@ class LossGraph:
         hides_parameters: whether a re-entrant checkpoint was met, beyond which nothing can be seen.
     """
 
-    def __init__(self, losses: Tensor, calls: Sequence[LayerCall], cut: Cut | None) -> None:
+    def __init__(
+        self, losses: Tensor, calls: Sequence[LayerCall], cut: Cut | None, watched: Collection[Edge] = ()
+    ) -> None:
         self.leaves: list[tuple[Tensor, LayerCall | None]] = []
+        self.uses: list[tuple[Edge, LayerCall | None]] = []
+        self._watched = watched
         self.nodes: dict[int, set[str]] = {call.number: set() for call in calls}
         self.mixing: str | None = None
         self.reduction: str | None = None
@@ -90,6 +96,8 @@ class LossGraph:
             if key in seen:
                 continue
             seen.add(key)
+            if edge in self._watched:
+                self.uses.append((edge, call))
             node: Any = edge[0]
             if hasattr(node, "variable"):
                 self.leaves.append((node.variable, call))

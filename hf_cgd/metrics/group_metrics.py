@@ -43,6 +43,18 @@ def is_group_metric(metric: str) -> bool:
     )
 
 
+def collapse_beside(metric: str) -> str | None:
+    """Name of the `ONE_CLASS` of the evaluation that a (possibly prefixed) accuracy of groups is of; None for others.
+
+    Where labels are unbalanced within the groups, a model that gives one class can have the best of these accuracies.
+    """
+    own = own_name(metric)
+    for name in ("worst_group_accuracy", "mean_group_accuracy", "adjusted_accuracy", "group_accuracy/"):
+        if own.endswith(name):
+            return own.removesuffix(name) + ONE_CLASS
+    return None
+
+
 def own_name(metric: str) -> str:
     """A metric's name up to the name of the group, which may look like anything: "eval_group_loss/", "eval_loss"."""
     found = re.match(r".*?group_[^/]*/", metric, flags=re.DOTALL)

@@ -10,7 +10,9 @@ CLOSE = 0.75
 SHOWN = 12
 
 
-def require_known_metric(wanted: str, by_set: Mapping[str, Sequence[str]], refuses_unlike: bool) -> None:
+def require_known_metric(
+    wanted: str, by_set: Mapping[str, Sequence[str]], refuses_unlike: bool, hint: str = ""
+) -> None:
     """Raise a ValueError unless one of the evaluation sets will have that metric.
 
     Args:
@@ -18,6 +20,7 @@ def require_known_metric(wanted: str, by_set: Mapping[str, Sequence[str]], refus
         by_set: names of the metrics of each evaluation set, without prefix; "" names a single one.
         refuses_unlike: whether a name that is like none of them is refused as well; it may be one of the user's own
             metrics, which are not known yet.
+        hint: a sentence for the end of the message.
     """
     names = [f"{prefix}_{name}" if prefix else name for prefix, of_set in by_set.items() for name in of_set]
     name = wanted.removeprefix("eval_")
@@ -30,5 +33,5 @@ def require_known_metric(wanted: str, by_set: Mapping[str, Sequence[str]], refus
     meant = f" Did you mean {' or '.join(map(repr, close[:3]))}?" if close else ""
     raise ValueError(
         f"metric_for_best_model={wanted!r} is none of the metrics that the evaluation gives: "
-        f"{', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}.{meant}"
+        f"{', '.join(names[:SHOWN])}{', …' if len(names) > SHOWN else ''}.{meant} {hint}".rstrip()
     )

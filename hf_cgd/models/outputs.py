@@ -34,9 +34,8 @@ def num_outputs_of(model: nn.Module | None) -> int | None:
     own = getattr(model, "num_classes", None)
     if model is None or not declared:
         return own
-    get_base_model = getattr(model, "get_base_model", None)
-    network = get_base_model() if callable(get_base_model) else getattr(model, "_orig_mod", model)
-    if type(network).__module__.startswith("transformers"):
+    network = without_wrappers(model)
+    if is_of_transformers(model):
         return declared
     sizes = [layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear)]
     return declared if not sizes or sizes[-1] == declared else own
@@ -174,10 +173,20 @@ def named_outputs(outputs: Any) -> Any:
     return outputs
 
 
+def without_wrappers(model: nn.Module) -> nn.Module:
+    """The network inside of adapters (peft) or of `torch.compile`."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return get_base_model() if callable(get_base_model) else getattr(model, "_orig_mod", model)
+
+
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether the network is of a class of transformers' own, whose config and loss are known."""
+    return type(without_wrappers(model)).__module__.startswith("transformers.")
+
+
 def require_supported_head(model: nn.Module) -> None:
     """Raise a ValueError that names the head, where it gives something else than one answer to an example."""
-    get_base_model = getattr(model, "get_base_model", None)
-    kinds = type(get_base_model() if callable(get_base_model) else model).__mro__
+    kinds = type(without_wrappers(model)).__mro__
     found = next((kind.__name__ for kind in kinds if UNSUPPORTED_HEADS.search(kind.__name__)), None)
     if found is not None:
         raise ValueError(

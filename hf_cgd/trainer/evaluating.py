@@ -10,7 +10,7 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, names_of
-from hf_cgd.metrics.group_metrics import is_group_metric, lower_is_better, metric_names
+from hf_cgd.metrics.group_metrics import collapse_beside, is_group_metric, lower_is_better, metric_names
 from hf_cgd.metrics.names import require_known_metric
 from hf_cgd.models.example_losses import REGRESSION
 from hf_cgd.models.outputs import declared_problem_type, logits_of, named_outputs, num_outputs_of
@@ -145,7 +145,20 @@ class EvaluatingTrainer(Trainer):
         wanted = self.args.metric_for_best_model
         if wanted is not None and not self.group_evaluation.may_be_best(metrics, wanted):
             return False
+        collapse = None if wanted is None else collapse_beside(f"eval_{wanted.removeprefix('eval_')}")
+        if collapse is not None and self.state.best_metric is not None:
+            # A model that gives one class is the best one only as long as there is no other.
+            is_collapsed, best = bool(metrics.get(collapse)), self._logged_at_best(collapse)
+            if is_collapsed and best == 0:
+                return False
+            if best and not is_collapsed:
+                self.state.best_metric = None
         return super()._determine_best_metric(metrics, trial)
+
+    def _logged_at_best(self, name: str) -> Any:
+        """What was logged under that name when the best model so far was evaluated; None where nothing was."""
+        step, logs = self.state.best_global_step, self.state.log_history
+        return next((log[name] for log in logs if name in log and log.get("step") == step), None)
 
     def _require_metric_of_best_model(self, is_last_call: bool) -> None:
         """Raise a ValueError where `metric_for_best_model` will not exist.
@@ -162,9 +175,11 @@ class EvaluatingTrainer(Trainer):
             self.args.greater_is_better = not lower_is_better(wanted)
         evaluates = self.eval_dataset is not None and self.args.eval_strategy != "no"
         # A subclass, or metrics of the user's, may give any other name.
-        of_a_subclass = type(self).evaluate is not Trainer.evaluate or getattr(self.args, "group_metrics", None)
-        if wanted is None or not evaluates or of_a_subclass or self.compute_metrics.user_metrics is not None:
+        of_a_subclass = type(self).evaluate is not Trainer.evaluate
+        has_others = self.compute_metrics.user_metrics is not None or getattr(self.args, "group_metrics", None)
+        if wanted is None or not evaluates or of_a_subclass or (has_others and not self.args.prediction_loss_only):
             return
+        only_loss = self.args.prediction_loss_only or not evaluation.names
         # Between the trials of a search there is no model; it was looked at when the trainer was built.
         if self.model is None:
             return
@@ -172,14 +187,14 @@ class EvaluatingTrainer(Trainer):
         problem = declared_problem_type(self._network)
         if problem is None and num_outputs_of(self._network) == 1 and not self._may_be_binary:
             problem = REGRESSION
-        only_loss = self.args.prediction_loss_only or not evaluation.names
         by_set = {
             name: ["loss"] if only_loss else metric_names(problem, evaluation.names if evaluation.covers(data) else ())
             for name, data in sets.items()
         }
         if not only_loss:
             by_set = {name: [*known, *names_of(self._own_metrics, evaluation.names)] for name, known in by_set.items()}
-        require_known_metric(wanted, by_set, is_last_call)
+        hint = "prediction_loss_only=True leaves no other metric." if self.args.prediction_loss_only else ""
+        require_known_metric(wanted, by_set, is_last_call or bool(hint), hint)
 
     @property
     def _may_be_binary(self) -> bool:

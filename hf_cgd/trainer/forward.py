@@ -22,6 +22,7 @@ from hf_cgd.models.head import HeadInput
 from hf_cgd.models.outputs import (
     declared_problem_type,
     forward_parameters,
+    is_of_transformers,
     logits_of,
     num_outputs_of,
     order_of_split,
@@ -155,6 +156,21 @@ class GroupForward:
         found = compare_losses(network, given, label_name, labels, losses_of)
         # All processes have to come to an end of it at the same batch.
         self._own_loss.note(found, self._objective.name, replaced, is_last=num_processes > 1)
+
+    def leave_unexamined(self, network: nn.Module, user_loss: Callable[..., Any] | None) -> None:
+        """Say once, where wrappers leave no look at a model's own loss, that it is replaced whatever it is."""
+        if self._own_loss.is_settled or not self._returns_loss or user_loss is not None:
+            return
+        self._own_loss.is_settled = True
+        if not is_of_transformers(network):
+            warnings.warn(
+                f"If {type(network).__name__} has a loss of its own (weights of classes, a margin), it has no effect: "
+                "with sharded parameters and on XLA devices the mean loss of the examples is trained and reported, "
+                "without a comparison. To train your loss, pass compute_loss_func(outputs, labels, "
+                "num_items_in_batch=None), which returns one loss per example.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
 
     def __call__(
         self,

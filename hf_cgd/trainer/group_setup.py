@@ -224,10 +224,12 @@ class GroupSetup:
         else:
             read = training_columns(dataset, self.columns, self._label_columns)
             smallest = 1 if objective.plain_mean else self._options.min_group_size
-            self.groups, found = training_groups(read, self.columns, given, smallest)
+            labels.check(dataset, read, "training dataset")
+            label = labels.column_in(read)
+            classes = read[label] if label is not None and labels.may_be_classes and labels.outputs != 1 else None
+            self.groups, found = training_groups(read, self.columns, given, smallest, classes)
             self._train_group_ids = _by_row(found, read[self.columns[0]], len(dataset))
             self._train_rows_tell = rows_tell(dataset, read, self.columns)
-            labels.check(dataset, read, "training dataset")
         if "class_counts" in objective.reads:
             if not labels.may_be_classes or labels.outputs == 1:
                 raise ValueError(

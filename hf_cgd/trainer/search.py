@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import Trainer, TrainingArguments
 
-from hf_cgd.metrics import lower_is_better
+from hf_cgd.metrics.group_metrics import collapse_beside, lower_is_better
 
 
 class WorstGroupSearch(Trainer):
@@ -51,24 +51,35 @@ def comparison(
         return compute_objective, direction or "minimize"
     name = args.metric_for_best_model or "worst_group_accuracy"
     name = name if name.startswith("eval_") else f"eval_{name}"
-    usual = "minimize" if lower_is_better(name) else "maximize"
-    return lambda metrics: best_so_far(name, metrics, log_history()), direction or usual
+    # A metric of the user's own has the direction that was declared, not that of its name.
+    is_declared = args.metric_for_best_model is not None and args.greater_is_better is not None
+    lower = not args.greater_is_better if is_declared else lower_is_better(name)
+    usual = "minimize" if lower else "maximize"
+    return lambda metrics: best_so_far(name, lower, metrics, log_history()), direction or usual
 
 
-def best_so_far(name: str, metrics: Mapping[str, float], log_history: Sequence[Mapping[str, float]]) -> float:
+def best_so_far(
+    name: str, lower: bool, metrics: Mapping[str, float], log_history: Sequence[Mapping[str, float]]
+) -> float:
     """The metric of the best evaluation of a trial, the latest one included.
+
+    By an accuracy of groups, models that gave one class count only where there is no other.
 
     Args:
         name: that of the metric.
+        lower: whether a lower value is better.
         metrics: those of the latest evaluation.
         log_history: the trial's log so far.
 
     Raises:
         ValueError: there is no such metric, or it was never defined.
     """
-    values = [entry[name] for entry in (metrics, *log_history) if name in entry]
+    entries = [entry for entry in (metrics, *log_history) if name in entry]
+    collapse = collapse_beside(name)
+    learned = [entry for entry in entries if collapse is None or not entry.get(collapse)]
+    values = [entry[name] for entry in learned or entries]
     # What is not defined is no best value, wherever it stands among the others.
     values = [value for value in values if not math.isnan(value)]
     if not values:
         raise ValueError(f"Expected the metric {name!r} to compare trials by, got {sorted(metrics)}.")
-    return min(values) if lower_is_better(name) else max(values)
+    return min(values) if lower else max(values)

@@ -259,7 +259,10 @@ class GroupRobustTrainer(
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
         is_known = inputs.get(self.label_names[0]) is None or self._example_weights.are_set
-        if is_known or self.accelerator.distributed_type not in EXAMINED:
+        if is_known:
+            return
+        if self.accelerator.distributed_type not in EXAMINED:
+            self._forward.leave_unexamined(self._network, self.compute_loss_func)
             return
         with self.compute_loss_context_manager():
             self._forward.examine(

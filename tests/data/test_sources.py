@@ -44,6 +44,23 @@ def test_image_folder_with_metadata(tmp_path: Path) -> None:
     assert sources.with_images(splits, "image", tmp_path)["train"][1]["image"].getpixel((0, 0)) == (40, 0, 0)
 
 
+def test_cells_of_an_image_folder_are_read_as_they_were_written(tmp_path: Path) -> None:
+    """The library reads metadata.csv by pandas, which takes "NA" and "None" for missing and 007 for 7."""
+    written = {"train": ["NA", "None", "sea", None], "test": ["sea", "NA"]}
+    for split, places in written.items():
+        names = [f"{number}.png" for number in range(len(places))]
+        write_images(tmp_path / split, names)
+        table = {"file_name": names, "place": places, "site": ["007", "7", "8", "9"][: len(names)]}
+        write_table(tmp_path / split / "metadata.csv", {name: cells[::-1] for name, cells in table.items()})
+    splits = sources.load_splits(str(tmp_path))
+    for split, places in written.items():
+        rows = {row["image"].getpixel((0, 0))[0] // 40: (row["place"], row["site"]) for row in splits[split]}
+        assert rows == {number: (place, ["007", "7", "8", "9"][number]) for number, place in enumerate(places)}
+    write_table(tmp_path / "test" / "metadata.csv", {"file_name": ["0.png"] * 2, "place": ["a", "b"]})
+    with pytest.raises(ValueError, match=r"metadata.csv: expected one row for each image, got two for '0.png'"):
+        sources.load_splits(str(tmp_path))
+
+
 def test_images_named_in_a_table(tmp_path: Path) -> None:
     write_images(tmp_path / "img", ["a.png", "b.png"])
     path = write_table(tmp_path / "d.csv", {"file": ["img/a.png", "img/b.png"], "y": [0, 1]})

@@ -277,7 +277,8 @@ def test_a_residual_network_is_refused() -> None:
         both_ways(model, lambda: model(images).logits.sum(dim=1), torch.tensor([0, 1, 0, 1]), 2)
 
 
-def test_a_weight_that_is_used_behind_the_hooks_back_is_found() -> None:
+@pytest.mark.parametrize("share", [1.0, 1e-4, 0.0])
+def test_a_weight_that_is_used_behind_the_hooks_back_is_found_whatever_its_share(share: float) -> None:
     torch.manual_seed(0)
 
     class Tied(nn.Module):
@@ -286,11 +287,32 @@ def test_a_weight_that_is_used_behind_the_hooks_back_is_found() -> None:
             self.inner = nn.Linear(4, 4, bias=False)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return F.linear(torch.tanh(self.inner(inputs)), self.inner.weight.T)
+            hidden = self.inner(inputs)
+            return hidden + share * F.linear(torch.tanh(hidden), self.inner.weight.T)
 
     model, inputs = Tied(), torch.randn(4, 4)
-    with pytest.raises(ValueError, match="do not add up.*used elsewhere"):
+    with pytest.raises(ValueError, match=r"Linear\.weight is used outside of the module that holds it"):
         both_ways(model, lambda: model(inputs).sum(dim=1), torch.tensor([0, 1, 0, 1]))
+
+
+@pytest.mark.parametrize("gate", [1.0, 0.0])
+@pytest.mark.parametrize("place", ["in", "behind"])
+def test_examples_that_influence_one_another_in_ways_of_their_own_are_found(place: str, gate: float) -> None:
+    class Lend(nn.Module):
+        """Every example gets a share of its neighbour's row."""
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            return hidden + 0.1 * torch.cat([hidden[1:], hidden[:1]])
+
+    torch.manual_seed(0)
+    layers: list[nn.Module] = (
+        [nn.Linear(4, 4), Lend(), nn.Linear(4, 4)] if place == "in" else [nn.Linear(4, 4), Lend()]
+    )
+    model, inputs = nn.Sequential(*layers), torch.randn(5, 4)
+    with torch.no_grad():
+        model[-1 if place == "in" else 0].weight.mul_(gate)
+    with pytest.raises(ValueError, match="examples of a batch influence one another"):
+        both_ways(model, lambda: model(inputs).square().sum(dim=1), torch.tensor([0, 1, 0, 1, 0]))
 
 
 def test_inputs_without_a_batch_and_parameters_beside_modules_are_refused() -> None:

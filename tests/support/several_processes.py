@@ -26,6 +26,7 @@ GLOBAL_BATCH = 12
 UNEVEN: dict[str, Any] = {"rows": 57, "accelerator_config": {"even_batches": False}}
 """The last of five batches has 9 rows: 6 and 3 on two processes, 4, 4 and 1 on three."""
 CGD: dict[str, Any] = {"objective": "cgd", "step_size": 0.5}
+WEIGHED: dict[str, Any] = {"class_weights": [0.5, 3.0], "example_weight_column": "importance"}
 CASES: dict[str, dict[str, Any]] = {
     "erm": {"objective": "erm"},
     "erm_uw": {"objective": "erm_uw", "adjustment": 2.0},
@@ -48,6 +49,13 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
     },
+    "erm weighed": {"objective": "erm", **WEIGHED},
+    "erm weighed uneven": {"objective": "erm", **WEIGHED, **UNEVEN, "average_tokens_across_devices": False},
+    "group_dro weighed": {"objective": "group_dro", "step_size": 0.5, **WEIGHED, **UNEVEN},
+    "cgd weighed accumulated": {**CGD, **WEIGHED, "micro_batches": 2, "weight_timing": "next"},
+    "erm unlabelled": {"objective": "erm", "unlabelled": range(30, 36)},
+    "group_dro unlabelled": {"objective": "group_dro", "step_size": 0.5, "unlabelled": range(28, 36)},
+    "cgd unlabelled": {**CGD, "unlabelled": [3, 4, 30, 31, 33, 50]},
     "cgd reduce-scattered": {**CGD, "backend": "another"},
     "cgd all-reduced": {**CGD, "backend": "without"},
 }
@@ -106,10 +114,13 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     """Train one of `CASES`; the result is JSON-ready."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     changes = dict(CASES[name])
-    rows = changes.pop("rows", 60)
+    rows, unlabelled = changes.pop("rows", 60), changes.pop("unlabelled", ())
     collectives = Collectives(changes.pop("backend", "gloo"))
     args = arguments(output_dir, world, **changes)
     data = text_dataset(rows).remove_columns("group").add_column("group", groups_of_rows(rows))
+    data = data.add_column("importance", [0.5 + row % 5 for row in range(rows)])
+    labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]
+    data = data.remove_columns("labels").add_column("labels", labels)
     trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))
     original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]
     try:

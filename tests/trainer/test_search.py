@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -9,6 +10,7 @@ import pytest
 from tiny import predicts_one_class, text_dataset, tiny_distilbert
 
 from hf_cgd import GroupRobustTrainer
+from hf_cgd.trainer.search import comparison
 
 pytestmark = predicts_one_class
 
@@ -49,8 +51,11 @@ def test_trials_are_runs_of_their_own_and_their_best_evaluation_counts(searching
         alone = searching(step_size=step_size, **chosen)
         alone.train()
         name = f"eval_{metric or 'worst_group_accuracy'}"
-        seen = [entry[name] for entry in alone.state.log_history if name in entry]
-        assert len(seen) == 3
+        logs = [entry for entry in alone.state.log_history if name in entry]
+        assert len(logs) == 3
+        if metric is None:
+            logs = [entry for entry in logs if not entry["eval_one_class_predicted"]] or logs
+        seen = [entry[name] for entry in logs]
         values[step_size] = max(seen) if metric is None else min(seen)
         weights[step_size] = alone.group_weights
     best = max(values, key=lambda step: values[step] if metric is None else -values[step])
@@ -60,6 +65,26 @@ def test_trials_are_runs_of_their_own_and_their_best_evaluation_counts(searching
     assert built.group_objective.step_size in STEP_SIZES and built.objective in values.values()
     assert built.group_weights is not None
     assert built.group_weights.tolist() == weights[built.group_objective.step_size].tolist()
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater", "values", "best", "direction"),
+    [
+        ("worst_group_fpr", False, [0.3, 0.1, 0.2], 0.1, "minimize"),
+        ("gap_in_loss", True, [0.3, 0.1, 0.2], 0.3, "maximize"),
+        ("worst_group_accuracy", None, [0.3, float("nan"), 0.6], 0.3, "maximize"),
+        ("eval_loss", None, [0.3, 0.1, 0.6], 0.1, "minimize"),
+    ],
+)
+def test_the_best_evaluation_by_the_declared_direction(
+    metric: str, greater: bool | None, values: list[float], best: float, direction: str
+) -> None:
+    """The last evaluation is of a model that gives one class, which counts for no accuracy of groups."""
+    args = SimpleNamespace(metric_for_best_model=metric, greater_is_better=greater)
+    name = f"eval_{metric.removeprefix('eval_')}"
+    logs = [{name: value, "eval_one_class_predicted": float(value == 0.6)} for value in values]
+    of, found = comparison(args, None, None, lambda: logs[:-1])  # type: ignore[arg-type]
+    assert (of(logs[-1]), found) == (best, direction)
 
 
 def test_a_comparison_of_ones_own(searching: Build) -> None:

@@ -193,6 +193,23 @@ def test_other_objectives_say_once_that_they_replace_it(trainer: Build, objectiv
     assert metrics["eval_loss"] == pytest.approx(oracle(model, data)[1].mean().item(), rel=1e-5)
 
 
+def test_a_loss_that_cannot_be_looked_at_is_said_to_be_replaced(
+    trainer: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under FSDP, DeepSpeed and XLA no batch can be run without the wrappers."""
+    monkeypatch.setattr("hf_cgd.trainer.trainer.EXAMINED", ())
+    data = rows(16)
+    run = trainer({"objective": "group_dro"}, model=Weighted(), train_dataset=data, eval_dataset=data)
+    with pytest.warns(
+        GroupRobustWarning, match="If Weighted has a loss of its own .* no effect.*compute_loss_func"
+    ) as seen:
+        run.train()
+        run.evaluate()
+    assert len([entry for entry in seen if "a loss of its own" in str(entry.message)]) == 1
+    # The loss of a class of transformers' own is known. Warnings are errors here.
+    trainer({"objective": "group_dro"}).train()
+
+
 def test_the_comparison_leaves_no_trace(trainer: Build) -> None:
     class Norm(Plain):
         def __init__(self) -> None:
@@ -235,6 +252,16 @@ def test_ignored_examples_count_in_no_metric(trainer: Build) -> None:
     metrics = trainer(model=Net(), train_dataset=rows(), eval_dataset=nothing)
     with pytest.warns(GroupRobustWarning, match="not defined"):
         assert "eval_accuracy" not in metrics.evaluate()
+
+
+def test_ignored_examples_are_not_among_the_counts_of_their_group(trainer: Build) -> None:
+    data, labelled = ignoring()
+    for objective in ("erm_uw", "pgi"):
+        runs = [trainer({"objective": objective}, model=Net(), train_dataset=part) for part in (data, labelled)]
+        assert runs[0].groups == runs[1].groups and sum(runs[0].groups.counts or ()) == 16
+    only = data.map(lambda row: {"labels": -100 if row["group"] else row["labels"]})
+    with pytest.raises(ValueError, match=r"at least 2 examples with a label, .*fewer: 1 \(0\)"):
+        trainer({"min_group_size": 2}, model=Net(), train_dataset=only)
 
 
 @pytest.mark.parametrize(
@@ -305,6 +332,40 @@ def test_a_dead_model_is_right_nowhere_and_never_the_best(trainer: Build) -> Non
         run.train()
     assert run.state.best_global_step in (None, 2)
     assert logged(run, "eval_accuracy")[0] == 0 and logged(run, "eval_accuracy")[2] == 0
+
+
+@pytest.mark.parametrize("wanted", ["worst_group_accuracy", "eval_group_accuracy/0", "accuracy"])
+def test_a_model_of_one_class_is_the_best_only_while_there_is_no_other(trainer: Build, wanted: str) -> None:
+    """Twelve of sixteen rows are of class 1. Steps: all 1 (.75), some of each (at most .75), all 1 again."""
+    always = [-9.0, 9.0]
+
+    class Set(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            with torch.no_grad():
+                model.head.bias.copy_(torch.tensor(always if state.global_step != 2 else [0.0, 0.0]))
+
+    data = rows(16).remove_columns("labels").add_column("labels", [1, 1, 0, 0, *[1, 1, 1, 1] * 2, 1, 1, 0, 0])
+    options = dict(eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, load_best_model_at_end=True,
+                   metric_for_best_model=wanted, max_steps=3, objective="erm", learning_rate=0.0)  # fmt: skip
+    run = trainer(options, model=Net(), train_dataset=data, eval_dataset=data, callbacks=[Set()])
+    run.group_evaluation._warned_one_class = True
+    run.train()
+    assert logged(run, "eval_one_class_predicted") == [1, 0, 1]
+    assert logged(run, "eval_accuracy")[1] < 0.75
+    assert run.state.best_global_step == (1 if wanted == "accuracy" else 2)
+
+
+@pytest.mark.parametrize("metrics", [None, lambda prediction: {"f1": 1.0}])
+@pytest.mark.parametrize("wanted", ["f1", "worst_group_accuracy", "accuracy"])
+def test_metrics_that_a_loss_alone_does_not_give_are_refused(trainer: Build, metrics: Any, wanted: str) -> None:
+    options = {
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "prediction_loss_only": True,
+        "metric_for_best_model": wanted,
+    }
+    with pytest.raises(ValueError, match="that the evaluation gives: loss. prediction_loss_only=True leaves no other"):
+        trainer(options, model=Net(), train_dataset=rows(), eval_dataset=rows(), compute_metrics=metrics)
 
 
 def test_metrics_of_an_earlier_evaluation_do_not_linger(trainer: Build) -> None:

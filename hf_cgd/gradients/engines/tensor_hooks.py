@@ -10,7 +10,8 @@ Weights are read within the forward pass only, where they are whole. The weight 
 the scope's modules. Where a rule needs the weights, a copy lives until the end of the micro-batch. In the first
 micro-batch the sum of the groups' gradients is compared with the gradients that arrive at the weights, and in each one
 the graph of the losses is looked through. That finds a weight that is used outside of its module, and examples that
-interact by statistics of the batch, but not those that interact in ways of their own.
+interact by statistics of the batch. One more pass through the scope finds those that interact in ways of their own,
+where nothing is sharded.
 """
 
 import warnings
@@ -37,8 +38,9 @@ from hf_cgd.gradients.engines.stand_ins import (
 )
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
 from hf_cgd.gradients.layers.registry import rule_for
+from hf_cgd.gradients.mixing import require_independent_examples
 from hf_cgd.gradients.recording import BegunCall, least_precise, require_separable_examples
-from hf_cgd.gradients.structure import LossGraph
+from hf_cgd.gradients.structure import Edge, LossGraph, edge_of
 from hf_cgd.gradients.verification import ArrivingGradients, tolerance_of
 from hf_cgd.models.outputs import tensors_in
 from hf_cgd.monitors import GroupRobustWarning
@@ -97,6 +99,7 @@ class TensorHookEngine(GradientEngine):
         self._batch_norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         self._rules: dict[nn.Module, LayerRule] = {}
         self._whole: dict[nn.Module, dict[str, Tensor]] = {}
+        self._forms: set[frozenset[tuple[str, int]]] = set()
         self._computed_in: torch.dtype = torch.float64
         self._checked = False
         self._arriving = ArrivingGradients()
@@ -139,7 +142,12 @@ class TensorHookEngine(GradientEngine):
         try:
             calls = [call for call, _ in self._calls]
             require_separable_examples(calls, None, len(losses))
-            self._require_structure(LossGraph(losses, calls, self._cut), calls)
+            graph = LossGraph(losses, calls, self._cut, self._places.keys())
+            self._require_structure(graph, calls)
+            # What shards the parameters has freed them by now, or takes any pass for the backward pass.
+            if graph.form not in self._forms and not torch.distributed.is_initialized():
+                require_independent_examples(losses, calls, self._cut)
+            self._forms.add(graph.form)
         except NotExactError as error:
             raise ValueError(
                 f"Group gradients by tensor hooks cannot be had: {error}. Choose other gradient_layers, or train "
@@ -150,6 +158,10 @@ class TensorHookEngine(GradientEngine):
     def _require_structure(self, graph: LossGraph, calls: list[LayerCall]) -> None:
         """Check what the graph of the losses shows whatever its numbers are."""
         graph.require_separate_rows()
+        for edge, used_by in graph.uses:
+            holders = self._places[edge]
+            if used_by is None or used_by.module not in holders:
+                raise NotExactError(f"{next(iter(holders.values()))} is used outside of the module that holds it")
         if graph.reduction is not None:
             raise NotExactError(f"examples are summed up ({graph.reduction}), so that they influence one another")
         for call in calls:
@@ -204,6 +216,7 @@ class TensorHookEngine(GradientEngine):
         self._coefficients: list[Tensor | None] = [None]
         self._cut = None
         self._begun = {}
+        self._places: dict[Edge, dict[nn.Module, str]] = {}
         for twin, own in self._placeholders.items():
             set_parameters(twin, own)
         self._arriving.stop()
@@ -221,7 +234,7 @@ class TensorHookEngine(GradientEngine):
                 stacklevel=2,
             )
         expected = self._arriving.row(self.parameters)
-        # Gradients that are zero but for rounding differ by their own size.
+        # Gradients that are zero but for rounding differ by their own size. A small path is found by the graph.
         error = self._engine.error_of_row(expected, total, 0.01)
         tolerance = tolerance_of(self._computed_in)
         if not error <= tolerance and bool(expected.isfinite().all()):
@@ -250,9 +263,12 @@ class TensorHookEngine(GradientEngine):
         rule = self._rules.get(module)
         number, may_run_again = len(self._calls) + len(self._begun), rule is None or rule.runs_again
         self._begun[module] = BegunCall(module, (arguments, keywords), number, None, may_run_again)
-        if not self._checked:
-            for name, placeholder in self._placeholders[twin].items():
-                self._arriving.follow(getattr(module, name), placeholder)
+        for name, placeholder in self._placeholders[twin].items():
+            weight = getattr(module, name)
+            if torch.is_grad_enabled():
+                self._places.setdefault(edge_of(weight), {})[twin] = f"{type(module).__name__}.{name}"
+            if not self._checked:
+                self._arriving.follow(weight, placeholder)
         if (rule is not None and not rule.needs_weights) or module in self._whole:
             return
         expected = {name: p.shape for name, p in self._placeholders[twin].items()}

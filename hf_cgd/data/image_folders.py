@@ -1,0 +1,58 @@
+"""Image folders, whose metadata.csv is read as every other table is: "NA" is a text, and so is 007."""
+
+from pathlib import Path
+
+import datasets
+from datasets import Dataset, DatasetDict, Image
+
+from hf_cgd.data.tables import read_table
+
+FILE_NAME = "file_name"
+"""Column of a metadata.csv that tells which image a row is of, relative to the table."""
+
+
+def read_image_folder(folder: Path) -> DatasetDict:
+    """The splits of an image folder: one folder for each class, or a metadata file beside the images.
+
+    Raises:
+        ValueError: a metadata.csv without the column `FILE_NAME`, or with an image twice.
+    """
+    paths = sorted(folder.rglob("metadata.csv"))
+    tables = [read_table(path) for path in paths]
+    rows = _rows_by_image(paths, tables)
+    splits = datasets.load_dataset("imagefolder", data_dir=str(folder))
+    return DatasetDict({name: _as_written(split, tables, rows) for name, split in splits.items()})
+
+
+def _rows_by_image(paths: list[Path], tables: list[Dataset]) -> dict[str, tuple[int, int]]:
+    """{path of an image: numbers of its table and row}."""
+    rows: dict[str, tuple[int, int]] = {}
+    for number, (path, table) in enumerate(zip(paths, tables, strict=True)):
+        if FILE_NAME not in table.column_names:
+            raise ValueError(
+                f"{path}: expected a column {FILE_NAME!r} with the images' names, got {table.column_names}. Add it."
+            )
+        for row, name in enumerate(table[FILE_NAME][:]):
+            image = str((path.parent / str(name)).resolve())
+            if image in rows:
+                raise ValueError(f"{path}: expected one row for each image, got two for {name!r}. Remove one.")
+            rows[image] = number, row
+    return rows
+
+
+def _as_written(split: Dataset, tables: list[Dataset], rows: dict[str, tuple[int, int]]) -> Dataset:
+    """The split, with the columns of the tables as `read_table` gives them."""
+    pictures = [name for name, feature in split.features.items() if isinstance(feature, Image)]
+    of_tables = {name for table in tables for name in table.column_names}
+    columns = [name for name in split.column_names if name in of_tables and name not in pictures]
+    if not columns or len(pictures) != 1:
+        return split
+    images = split.select_columns(pictures).cast_column(pictures[0], Image(decode=False))[pictures[0]]
+    places = [rows.get(str(Path(image["path"]).resolve())) if image["path"] else None for image in images]
+    for name in columns:
+        given = split[name][:]
+        cells = [table[name][:] if name in table.column_names else [None] * len(table) for table in tables]
+        read = [value if at is None else cells[at[0]][at[1]] for value, at in zip(given, places, strict=True)]
+        if list(map(repr, read)) != list(map(repr, given)):
+            split = split.remove_columns(name).add_column(name, read)
+    return split
