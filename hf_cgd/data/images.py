@@ -1,5 +1,9 @@
 """Images of any mode as RGB, without loss of what their values say."""
 
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
 import numpy as np
 from PIL import Image
 
@@ -28,3 +32,26 @@ def as_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("La", "RGBa"):
         image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
     return image.convert("RGB")
+
+
+def opened_image(value: Any) -> Image.Image:
+    """An image in RGB: of a path, of an opened image, or of what `datasets.Image(decode=False)` gives.
+
+    Raises:
+        ValueError: it cannot be decoded; the message names the file.
+        FileNotFoundError: there is no such file.
+    """
+    if isinstance(value, Image.Image):
+        return as_rgb(value)
+    content = value.get("bytes") if isinstance(value, Mapping) else None
+    path = value["path"] if isinstance(value, Mapping) else value
+    try:
+        with Image.open(path if content is None else BytesIO(content)) as image:
+            image.load()
+            return as_rgb(image)
+    except FileNotFoundError:
+        raise
+    except (OSError, SyntaxError) as error:
+        raise ValueError(
+            f"{path}: expected an image, but it cannot be decoded ({error}). Fetch the file again."
+        ) from error

@@ -1,0 +1,47 @@
+"""The parser of recipes: their own options first in a short help, the hundreds of others behind `--help-all`."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from transformers import HfArgumentParser
+
+from hf_cgd.cli.own_data_options import TRAINING_OPTIONS
+from hf_cgd.cli.parser import OneLineParser
+from hf_cgd.trainer.config import GroupOptions
+
+
+class RecipeParser(OneLineParser, HfArgumentParser):
+    """Options of a recipe and of its config.
+
+    Args:
+        kinds: the dataclasses, the recipe's own first.
+        options: see `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, kinds: Sequence[Any], **options: Any) -> None:
+        HfArgumentParser.__init__(self, kinds, **options)
+        self.add_argument(
+            "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="Show every option and end."
+        )
+
+    def format_help(self) -> str:
+        """The options that matter most."""
+        own = {one.name for one in fields(self.dataclass_types[0])}
+        ours = {one.name for one in fields(GroupOptions)}
+        sections = {"this program": own, "the groups": ours - own, "training": TRAINING_OPTIONS.keys() - own - ours,
+                    "all": {"help", "help_all"}}  # fmt: skip
+        formatter = self._get_formatter()
+        formatter.add_text(f"usage: {self.prog} [FILE.yaml] [--option value ...]")
+        for title, names in sections.items():
+            formatter.start_section(title)
+            formatter.add_arguments(action for action in self._actions if action.dest in names)
+            formatter.end_section()
+        return formatter.format_help()
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        print(HfArgumentParser.format_help(parser))
+        parser.exit()
