@@ -12,24 +12,33 @@ DATA_CHECK_HELP = (
 )
 
 
+TABLES = "CSV, JSONL or Parquet file; folder of train/validation/test files; or Hub id"
+IMAGES = "Image folder with metadata.csv, table with paths of images, or Hub id"
+
+
 @dataclass
 class OwnDataOptions:
     """Options that texts and images share."""
 
-    dataset: str | None = field(default=None, metadata={"help": "Table or folder of the data, or Hub id. Required."})
+    dataset: str | None = field(default=None, metadata={"help": f"{TABLES}. Required."})
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of a dataset on the Hub."})
-    label_column: str = field(default=None, metadata={"help": "Column of the classes: integers or strings.", "label"})
+    label_column: str = field(default="label", metadata={"help": "Column of the classes: integers or strings."})
     data_check: DataCheck = field(default="stop", metadata={"help": DATA_CHECK_HELP})
-    compare: list[str] | None = field(default=None, metadata={"help": "Train under each of these objectives, all else equal, and compare: erm erm_uw group_dro cgd.", nargs="+"})
+    compare: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Train under each of these objectives, all else equal, and compare: erm erm_uw group_dro cgd.",
+            "nargs": "+",
+        },
+    )
 
 
 @dataclass
 class TextOptions(OwnDataOptions):
     """Options of training a text classifier."""
 
-    dataset: str | None = field(default=None, metadata={"help": "CSV, JSONL or Parquet file; folder of train/validation/test files; or Hub id. Required."})
-    model: str = field(default=None, metadata={"help": "Hub id or local folder.", "distilbert-base-uncased"})
-    text_column: str = field(default=None, metadata={"help": "Column of the texts.", "text"})
+    model: str = field(default="distilbert-base-uncased", metadata={"help": "Hub id or local folder."})
+    text_column: str = field(default="text", metadata={"help": "Column of the texts."})
     text_pair_column: str | None = field(default=None, metadata={"help": "Column of second texts, for pairs."})
     max_length: int = field(default=128, metadata={"help": "Tokens of a text; longer ones are cut."})
 
@@ -38,11 +47,11 @@ class TextOptions(OwnDataOptions):
 class ImageOptions(OwnDataOptions):
     """Options of training an image classifier."""
 
-    dataset: str | None = field(default=None, metadata={"help": "Image folder with metadata.csv, table with paths of images, or Hub id. Required."})
-    model: str = field(default=None, metadata={"help": "timm architecture, Hub id or local folder.", "resnet50"})
+    dataset: str | None = field(default=None, metadata={"help": f"{IMAGES}. Required."})
+    model: str = field(default="resnet50", metadata={"help": "timm architecture, Hub id or local folder."})
     pretrained: bool = field(default=True, metadata={"help": "Start from published weights, or from scratch."})
     image_size: int | None = field(default=None, metadata={"help": "Side in pixels (timm); None for the model's own."})
-    image_column: str = field(default=None, metadata={"help": "Column of the images, or of their paths.", "image"})
+    image_column: str = field(default="image", metadata={"help": "Column of the images, or of their paths."})
 
 
 KINDS = {"text": TextOptions, "image": ImageOptions}

@@ -21,7 +21,7 @@ class RecipeParser(OneLineParser, HfArgumentParser):
     """
 
     def __init__(self, kinds: Sequence[Any], **options: Any) -> None:
-        HfArgumentParser.__init__(self, kinds, **options)
+        HfArgumentParser.__init__(self, kinds, allow_abbrev=False, **options)
         self.add_argument(
             "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="Show every option and end."
         )

@@ -92,9 +92,8 @@ def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, prefix
         ours = {"prediction": given, "correct": (best == labels) & answered, "probability": chances.round(6)}
     else:
         values = scores.reshape(len(scores), -1)
-        ours = {
-            "prediction" if not place else f"prediction_{place}": values[:, place] for place in range(values.shape[1])
-        }
+        names = ["prediction", *(f"prediction_{place}" for place in range(1, values.shape[1]))]
+        ours = dict(zip(names, values.T, strict=True))
     table = {f"{name} (data)" if name in ours else name: values for name, values in table.items()}
     pd.DataFrame({**table, **ours}).to_csv(path, index=False, encoding="utf-8")
     return path
