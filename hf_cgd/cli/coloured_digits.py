@@ -1,8 +1,9 @@
 """The demo: coloured digits from seven sources, four methods. What the groups are, `recipes/quickstart.py` tells."""
 
 import colorsys
-from collections.abc import Mapping
+import os
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,9 @@ def run(options: Namespace) -> None:
     print(f"{len(METHODS)} methods x {len(seeds)} seeds, about a minute in all ...", flush=True)
     reports: dict[str, list[GroupReport]] = {method: [] for method in METHODS}
     histories: dict[str, list[LogHistory]] = {method: [] for method in METHODS}
-    bar = tqdm(total=len(METHODS) * len(seeds), unit="run", disable=None)
+    bar = tqdm(
+        total=len(METHODS) * len(seeds), unit="run", disable=None if os.environ.get("RANK", "0") == "0" else True
+    )
     for seed in seeds:
         splits = make_splits(seed)
         for method, objective in METHODS.items():

@@ -111,10 +111,13 @@ def trained_network(name: str, kind: str) -> tuple[nn.Module, Any]:
         OSError: there is no such model, or it lacks its tokenizer or processor.
         ValueError: some of its weights are not there, so that it was never trained.
     """
-    _config_of(name)
+    config = _config_of(name)
+    if getattr(config, "model_args", None):
+        # timm's own configs tell the number of classes twice, which the wrapper does not take.
+        config.model_args.pop("num_classes", None)
     network: Any = AutoModelForImageClassification if kind == "image" else AutoModelForSequenceClassification
     processors: Any = AutoImageProcessor if kind == "image" else AutoTokenizer
-    model, found = network.from_pretrained(name, output_loading_info=True)
+    model, found = network.from_pretrained(name, config=config, output_loading_info=True)
     if found["missing_keys"]:
         missing = sorted(found["missing_keys"])
         raise ValueError(

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any
 
 import datasets
@@ -119,8 +120,8 @@ class GroupFacts:
             need = _enough()
             lines.append(
                 f"{len(small)} of {len(self.groups)} groups are too small to judge a model by: {need} examples of "
-                f"each in validation and test tell an accuracy of {TYPICAL:g} to within ±{WIDEST / 2:g}. Collect more, "
-                "or merge groups that are alike."
+                f"each in validation and test tell an accuracy of {TYPICAL:g} to within ±{WIDEST / 2:g}. Collect "
+                "more, or merge groups that are alike."
             )
         if self.missing:
             lines.append(f"{self.missing:,} rows have no label or group: fill them in (for instance 'unknown').")
@@ -210,7 +211,8 @@ def _correlation(column: str, groups: Sequence[str | None], labels: Sequence[str
 
 def _enough() -> int:
     """Examples from which an accuracy of .8 is known closely enough."""
-    return 1 + max(n for n in range(1, 1000) if _is_wide(n))
+    # No interval is wider than z / sqrt(n), with z < 2.
+    return 1 + max(n for n in range(1, ceil((2 / WIDEST) ** 2)) if _is_wide(n))
 
 
 def _is_wide(n: int) -> bool:

@@ -1,12 +1,19 @@
 """From the rows of a table to what a network takes: texts as tokens, images as pixels."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import datasets
 from datasets import Dataset, DatasetDict
+from PIL import Image
+from tqdm.auto import tqdm
 
 from hf_cgd.data.images import opened_image
+from hf_cgd.data.table_places import listed
+
+THREADS = 8
+"""That look at files, which mostly wait."""
 
 
 def tokenized(splits: DatasetDict, columns: Sequence[str], tokenizer: Any, max_length: int) -> DatasetDict:
@@ -15,6 +22,40 @@ def tokenized(splits: DatasetDict, columns: Sequence[str], tokenizer: Any, max_l
         lambda rows: tokenizer(*(rows[column] for column in columns), truncation=True, max_length=max_length),
         batched=True,
     )
+
+
+def require_images(splits: DatasetDict, column: str) -> None:
+    """Check that every file of a column of images is one, by its first bytes; a bar shows how far that is.
+
+    A file that ends too early is found, and named, when it is read.
+
+    Args:
+        splits: with images that lie in files; others are passed over.
+        column: of the images.
+
+    Raises:
+        ValueError: the first files that are no images, and how many there are.
+    """
+    paths = []
+    for rows in splits.values():
+        stored = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))[column]
+        paths += [image["path"] for image in stored if image and image["bytes"] is None and image["path"]]
+    with ThreadPoolExecutor(THREADS) as pool:
+        looked = tqdm(pool.map(_is_image, paths), "Looking at images", len(paths), disable=None, leave=False)
+        wrong = [path for path, good in zip(paths, looked, strict=True) if not good]
+    if wrong:
+        raise ValueError(
+            f"image_column {column!r}: {len(wrong):,} of {len(paths):,} files are no images, or broken ones: "
+            f"{listed(wrong)}. Fetch them again, or take their rows out."
+        )
+
+
+def _is_image(path: str) -> bool:
+    try:
+        with Image.open(path):
+            return True
+    except (OSError, SyntaxError, Image.DecompressionBombError):
+        return False
 
 
 def with_pixel_values(rows: Dataset, column: str, kept: Sequence[str], processor: Any) -> Dataset:

@@ -11,7 +11,7 @@ from transformers import set_seed
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors
 from hf_cgd.cli.comparison import compared, write_comparison
 from hf_cgd.cli.data_check import load_checked
-from hf_cgd.cli.model_inputs import tokenized, with_pixel_values
+from hf_cgd.cli.model_inputs import require_images, tokenized, with_pixel_values
 from hf_cgd.cli.networks import image_classifier, text_classifier
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
@@ -114,7 +114,10 @@ def _tokenized(own: TextOptions, config: RecipeConfig, splits: DatasetDict, toke
 def _image_splits(own: ImageOptions, config: RecipeConfig) -> DatasetDict:
     columns = {name: getattr(own, name) for name in ("image_column", "label_column")}
     splits = load_checked(own.dataset, own.dataset_config, columns, config, own.data_check)
-    return sources.with_images(splits, own.image_column, own.dataset or "")
+    splits = sources.with_images(splits, own.image_column, own.dataset or "")
+    if own.data_check != "off" and config.process_index == 0:
+        require_images(splits, own.image_column)
+    return splits
 
 
 def _image_network(own: ImageOptions, names: Sequence[str]) -> tuple[Any, Any]:

@@ -18,8 +18,16 @@ def main(words: Sequence[str]) -> dict[str, Any]:
     parser.add_argument("--output", default="report.html", help="The page (default: report.html).")
     parser.add_argument("--title", help="Its title; by default the names of the runs.")
     own = parser.parse_args(words)
-    from hf_cgd.cards import html_report
+    from hf_cgd.cards import html_report, load_run
 
-    page = html_report(own.runs, own.output, title=own.title)
+    records = []
+    for run in own.runs:
+        try:
+            records.append(load_run(run))
+        except OSError as error:
+            raise OSError(
+                f"RUN: expected the folder of a run, or the id of a model on the Hub, got {run!r}. {error}"
+            ) from error
+    page = html_report(records, own.output, title=own.title)
     print(f"Page: {page}")
     return {"page": str(page)}
