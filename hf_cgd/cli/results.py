@@ -27,6 +27,7 @@ PLACES = {
     "card": (CARD_FILE,),
     "pictures": (f"{PICTURES}/*.png", "comparison.png"),
     "groups": (REPORT_FILE,),
+    "groups of each run": (f"*/{REPORT_FILE}",),
     "table": ("comparison.md",),
     "page to hand on": ("comparison.html",),
     "predictions": (PREDICTIONS.format("*"),),
