@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -73,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _finished(command: Callable[[Sequence[str]], Any], words: Sequence[str], as_json: bool) -> int:
     """Run a command and print its result, or why there is none."""
-    out = sys.stdout
+    out, form = sys.stdout, warnings.formatwarning
+    # Who runs a command wants what a warning says, not the line of our code that says it.
+    warnings.formatwarning = lambda message, category, *_: f"{category.__name__}: {message}\n"
     try:
         # Whoever reads JSON from a pipe gets nothing else there.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -87,6 +90,8 @@ def _finished(command: Callable[[Sequence[str]], Any], words: Sequence[str], as_
         return _wrong(f"{_last_line(error)} ({TRACEBACK}=1 shows where this comes from.)")
     except KeyboardInterrupt:
         return _wrong("Stopped.", code=130)
+    finally:
+        warnings.formatwarning = form
     if as_json and os.environ.get("RANK", "0") == "0":
         print(json.dumps(result, indent=2, ensure_ascii=False), file=out)
     return result if isinstance(result, int) else 0

@@ -38,6 +38,7 @@ def main(words: Sequence[str]) -> dict[str, Any]:
     more.add_argument("--kind", choices=KINDS, help="What the inputs are; by default what the model says.")
     more.add_argument("--batch_size", type=int, default=64, help="(default: 64)")
     more.add_argument("--output_dir", help="Folder of the results (default: outputs/evaluate/<model>).")
+    more.add_argument("--overwrite_output_dir", action="store_true", help="Write over the report that is there.")
     more.add_argument("--predictions", action="store_true", help="Write the model's answer for each row to a file.")
     more.add_argument("--no_pictures", action="store_true", help="Draw none.")
     more.add_argument("--use_cpu", action="store_true", help="Even where there is a GPU.")

@@ -19,6 +19,7 @@ from transformers import (
 
 from hf_cgd.cli.command_line import readable_errors, show_messages
 from hf_cgd.cli.model_inputs import tokenized, with_pixel_values
+from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.results import summary_of, where_it_is, write_predictions, write_results
 from hf_cgd.data import sources
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
@@ -45,7 +46,8 @@ class _Flags:
 def evaluate(own: Namespace) -> dict[str, Any]:
     """Evaluate as the command line says (see `hf_cgd.cli.evaluate`); what was left."""
     show_messages()
-    with readable_errors(_Flags, spellings={"--dataset": "DATA"}):
+    spellings = {"dataset: ": "DATA: ", "overwrite_output_dir=True": "--overwrite_output_dir"}
+    with readable_errors(_Flags, spellings=spellings):
         kind = own.kind or kind_of(own.model)
         config = GroupRobustConfig(
             own.output_dir or f"outputs/evaluate/{Path(own.model.rstrip('/')).name}",
@@ -56,6 +58,7 @@ def evaluate(own: Namespace) -> dict[str, Any]:
             report_to="none",
             use_cpu=own.use_cpu,
         )
+        prepare_output(config, own.overwrite_output_dir, trains=False)
         with config.main_process_first():
             split, rows = split_of(own.data, own.dataset_config, own.split)
             inputs = (
@@ -189,6 +192,11 @@ def in_classes_of(model: nn.Module, rows: Dataset, column: str, names: Sequence[
         ValueError: a class that the model does not have, or rows without one.
     """
     config: Any = model.config
+    if config.num_labels < 2 or config.problem_type not in (None, "single_label_classification"):
+        raise ValueError(
+            f"MODEL: expected a classifier of one class for each row, its config says num_labels={config.num_labels}, "
+            f"problem_type={config.problem_type!r}. For other predictions: hf_cgd.group_metrics."
+        )
     outputs = [str(config.id2label[place]) for place in range(config.num_labels)]
     if names is not None:
         if len(names) != len(outputs):

@@ -11,7 +11,16 @@ import numpy as np
 import pandas as pd
 from scipy.special import softmax
 
-from hf_cgd.cards import CARD_FILE, REPORT_FILE, RUN_FILE, SETTINGS_FILE, load_reports, write_card, write_reports
+from hf_cgd.cards import (
+    CARD_FILE,
+    REPORT_FILE,
+    RUN_FILE,
+    SETTINGS_FILE,
+    load_reports,
+    load_run,
+    write_card,
+    write_reports,
+)
 from hf_cgd.cards.pictures import PICTURES
 from hf_cgd.data.columns import read_columns
 from hf_cgd.metrics import GroupReport
@@ -45,7 +54,7 @@ def write_results(
     Args:
         trainer: after its evaluations.
         reports: by split.
-        trained: whether the run trained the model. Where it did not, a card that is there is left as it is.
+        trained: whether the run trained the model. Where it did not, the card of a training is left as it is.
         pictures: whether to draw them.
     """
     assert trainer.args.output_dir is not None
@@ -54,13 +63,19 @@ def write_results(
         trainer.create_model_card()
     elif trained:
         write_card(trainer.run_record(), folder, draw=False)
-    elif (folder / CARD_FILE).exists() or (folder / RUN_FILE).exists():
+    elif _has_card_of_training(folder):
         write_reports(reports, folder)
     else:
         # How the model was trained is not known here.
         record = trainer.run_record()
         unknown: dict[str, Any] = {"objective": None, "settings": {}, "training": {}, "weights": {}, "steps": None}
         write_card(replace(record, reports=reports, groups=None, **unknown), folder, draw=pictures)
+
+
+def _has_card_of_training(folder: Path) -> bool:
+    if (folder / RUN_FILE).exists():
+        return load_run(folder).objective is not None
+    return (folder / CARD_FILE).exists()
 
 
 def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, prefix: str) -> Path:

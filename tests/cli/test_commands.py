@@ -239,10 +239,17 @@ def test_a_model_that_is_there_is_evaluated(run: Run, folder: Path, tmp_path: Pa
     for group in found["reports"]["test"]["groups"]:
         own = answers[answers["place"] == group["name"]]
         assert (len(own), own["correct"].mean()) == (group["count"], pytest.approx(group["accuracy"]))
-    # Other words for the classes, and numbers that stand for them in the other order: the numbers are the same.
+    # A report is written over only when that is asked for, and then the card with it.
+    again = ["evaluate", folder / "model", folder / "d.csv", *words, "--output_dir", tmp_path / "one"]
+    code, _, error = run(*again)
+    assert code == 2 and error.endswith("or set --overwrite_output_dir.\n"), error
+    (tmp_path / "one/README.md").write_text("old")
+    assert run(*again, "--overwrite_output_dir")[0] == 0
+    assert "street" in (tmp_path / "one/README.md").read_text()
+    # Other words for the classes: the numbers are the same.
     write_table(tmp_path / "other.csv", rows() | {"label": ["froh", "traurig"] * 20})
-    again = [*words, "--labels", "froh", "traurig", "--output_dir", tmp_path / "two"]
-    code, out, error = run("evaluate", folder / "model", tmp_path / "other.csv", *again)
+    other = [*words, "--labels", "froh", "traurig", "--output_dir", tmp_path / "two"]
+    code, out, error = run("evaluate", folder / "model", tmp_path / "other.csv", *other)
     assert code == 0 and json.loads(out)["reports"] == found["reports"], error
     assert before == {path: path.read_bytes() for path in (folder / "model").iterdir()}
 
