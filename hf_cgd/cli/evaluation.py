@@ -44,7 +44,7 @@ class _Flags:
 
 
 def evaluate(own: Namespace) -> dict[str, Any]:
-    """Evaluate as the command line says (see `hf_cgd.cli.evaluate`); what was left."""
+    """Evaluate as the command line says (see `hf_cgd.cli.evaluate`); what was left, on the main process."""
     show_messages()
     spellings = {"dataset: ": "DATA: ", "overwrite_output_dir=True": "--overwrite_output_dir"}
     with readable_errors(_Flags, spellings=spellings):
@@ -82,7 +82,8 @@ def evaluate(own: Namespace) -> dict[str, Any]:
             print(f"\n{split}, {len(rows):,} rows\n{report}")
             write_results(trainer, {split: report}, trained=False, pictures=not own.no_pictures)
             print(f"\n{where_it_is(config.output_dir or '')}")
-    return summary_of(config.output_dir or "")
+            return summary_of(config.output_dir or "")
+    return {}
 
 
 def kind_of(name: str) -> str:
@@ -164,7 +165,7 @@ def split_of(
     splits: Any = _tables_in(data) if Path(data).is_dir() else {}
     splits = splits or sources.load_splits(data, config_name)
     last = next(split for split in reversed(sources.SPLIT_NAMES) if split in splits)
-    name = wanted or (default if default in splits else last)
+    name = wanted or (default if default is not None and default in splits else last)
     if name not in splits:
         raise ValueError(f"split: {data} has {', '.join(splits)}, got {name!r}. Name one of these.")
     return name, splits[name]

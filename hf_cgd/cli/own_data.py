@@ -51,9 +51,14 @@ class OwnDataRecipe:
         return self._run(*self._read(arguments, program))
 
     def train(self, arguments: Sequence[str], program: str) -> dict[str, Any]:
-        """The same, for what was left: the `summary_of` the run, or of all runs and what compares them."""
+        """The same, for what was left: the `summary_of` the run, or of all runs and what compares them.
+
+        Other processes than the main one get nothing.
+        """
         own, configs, folder = self._read(arguments, program)
-        self._run(own, configs, folder)
+        trainer = self._run(own, configs, folder)
+        if not trainer.is_world_process_zero():
+            return {}
         if own.compare is None:
             return summary_of(folder)
         runs = {config.objective: summary_of(config.output_dir or "") for config in configs}

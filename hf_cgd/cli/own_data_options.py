@@ -1,11 +1,10 @@
 """Options of training on one's own data, and which of the other options matter most. Imports nothing heavy."""
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 DataCheck = Literal["stop", "warn", "off"]
 """What to do about data that is wrong: stop with the list of all problems, warn of them, or look at nothing."""
-DATA_CHECKS: tuple[DataCheck, ...] = get_args(DataCheck)
 DATA_CHECK_HELP = (
     "Data that looks wrong (names that differ in a space, missing values, ids as groups): 'stop' lists all of it and "
     "ends, 'warn' goes on, 'off' does not look."

@@ -21,6 +21,7 @@ class RecipeParser(OneLineParser, HfArgumentParser):
     """
 
     def __init__(self, kinds: Sequence[Any], **options: Any) -> None:
+        self._own = kinds[0]
         HfArgumentParser.__init__(self, kinds, allow_abbrev=False, **options)
         self.add_argument(
             "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="Show every option and end."
@@ -28,7 +29,7 @@ class RecipeParser(OneLineParser, HfArgumentParser):
 
     def format_help(self) -> str:
         """The options that matter most."""
-        own = {one.name for one in fields(self.dataclass_types[0])}
+        own = {one.name for one in fields(self._own)}
         ours = {one.name for one in fields(GroupOptions)}
         sections = {"this program": own, "the groups": ours - own, "training": TRAINING_OPTIONS.keys() - own - ours,
                     "all": {"help", "help_all"}}  # fmt: skip

@@ -101,7 +101,7 @@ def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, prefix
     labels = np.asarray(output.label_ids)
     if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1 and scores.ndim == 2 and scores.shape[1] > 1:
         names = class_names_of(trainer.model) or [str(number) for number in range(scores.shape[1])]
-        answered = np.isfinite(scores).all(axis=1)
+        answered = np.asarray(np.isfinite(scores).all(axis=1))
         best = np.where(answered[:, None], scores, 0.0).argmax(axis=1)
         given = [names[place] if known else "" for place, known in zip(best, answered, strict=True)]
         chances = softmax(scores, axis=1)[np.arange(len(best)), best]

@@ -1,6 +1,7 @@
 """`hf-cgd` from its words to its exit code: help, mistakes, JSON that pipes, and what each command leaves."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 import hf_cgd
 from hf_cgd.__main__ import COMMANDS, main
-from hf_cgd.cli.command_line import RecipeConfig
+from hf_cgd.cli.command_line import RecipeConfig, read_command_line
+from hf_cgd.cli.own_data import RECIPES
 from hf_cgd.cli.own_data_options import GROUP_OPTIONS, KINDS, TRAINING_OPTIONS
+from hf_cgd.objectives import CGD
 from hf_cgd.tasks import TASKS, multinli_demo
 
 # Two steps teach nothing, and a warning says so.
@@ -92,6 +95,25 @@ def test_the_short_help_names_options_that_there_are(kind: str, run: Run) -> Non
     assert len(out.splitlines()) < 75
     code, everything, _ = run("train", kind, "--help-all")
     assert code == 0 and all(f"--{name} " in everything for name in known if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_short_help_states_the_defaults_that_hold(kind: str) -> None:
+    recipe = RECIPES[kind]
+    _, values = read_command_line(recipe.options, recipe.defaults, [])
+    checked = []
+    for name, line in (GROUP_OPTIONS | TRAINING_OPTIONS).items():
+        stated = re.search(
+            rf"default ([\w.-]*\w) for {kind}|(\w+) \(default\)|\(default (\w[\w.-]*?)(?: for|\))", line
+        )
+        if kind != "text" and stated is not None and f"for {kind}" in line:
+            stated = re.search(rf"([\w.-]*\w) for {kind}", line)
+        if stated is not None:
+            value = values[name] if values[name] is not None else CGD().knobs()[name]
+            text = next(filter(None, stated.groups()))
+            assert text.lower() == str(value).lower() or float(text) == float(value), name
+            checked.append(name)
+    assert {"objective", "step_size", "learning_rate", "num_train_epochs", "seed", "save_strategy"} <= set(checked)
 
 
 def test_names_of_the_package_come_when_they_are_asked_for() -> None:
