@@ -67,3 +67,8 @@ __all__ = [
     "group_metrics",
     "load_report",
 ]
+
+
+def __dir__() -> list[str]:
+    # For completion in notebooks: names that have not been imported yet are names too.
+    return sorted({*globals(), *__all__})

@@ -19,6 +19,7 @@ from hf_cgd.plots import LogHistory, comparison_figure, save_figure, weight_curv
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
+STEPS = 150
 METHODS = {"ERM": "erm", "equal weights": "erm_uw", "Group-DRO": "group_dro", "CGD": "cgd"}
 COUNTS = {"matching": 450, "misleading": 45, "careless": 135} | {f"scan {name}": 67 for name in "ABCD"}
 BRIGHTNESS = {"scan B": 0.85, "scan C": 0.7, "scan D": 0.55}
@@ -75,7 +76,7 @@ def train(objective: str, splits: Mapping[str, Any], seed: int, options: Namespa
         step_size=options.step_size if objective in ("group_dro", "cgd") else None,
         # All of the data in each batch: noise in the group gradients would blur CGD's cosines.
         per_device_train_batch_size=1024,
-        max_steps=150,
+        max_steps=STEPS,
         learning_rate=5e-3,
         # Strong, since a network that fits all of its training set leaves no loss to weigh.
         weight_decay=3.0,

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 import hf_cgd
 from hf_cgd.__main__ import COMMANDS, main
+from hf_cgd.cli import coloured_digits
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line
 from hf_cgd.cli.own_data import RECIPES
 from hf_cgd.cli.own_data_options import GROUP_OPTIONS, KINDS, TRAINING_OPTIONS
@@ -103,11 +104,7 @@ def test_the_short_help_states_the_defaults_that_hold(kind: str) -> None:
     _, values = read_command_line(recipe.options, recipe.defaults, [])
     checked = []
     for name, line in (GROUP_OPTIONS | TRAINING_OPTIONS).items():
-        stated = re.search(
-            rf"default ([\w.-]*\w) for {kind}|(\w+) \(default\)|\(default (\w[\w.-]*?)(?: for|\))", line
-        )
-        if kind != "text" and stated is not None and f"for {kind}" in line:
-            stated = re.search(rf"([\w.-]*\w) for {kind}", line)
+        stated = re.search(rf"([\w.-]*\w) for {kind}s|(\w+) \(default\)|\(default (\w[\w.-]*)\)", line)
         if stated is not None:
             value = values[name] if values[name] is not None else CGD().knobs()[name]
             text = next(filter(None, stated.groups()))
@@ -119,6 +116,7 @@ def test_the_short_help_states_the_defaults_that_hold(kind: str) -> None:
 def test_names_of_the_package_come_when_they_are_asked_for() -> None:
     assert all(getattr(hf_cgd, name) is not None for name in hf_cgd.__all__)
     assert hf_cgd.plots.save_figure is not None
+    assert {"GroupRobustTrainer", "load_report", "__version__"} <= set(dir(hf_cgd))
     with pytest.raises(AttributeError, match="has no attribute 'GroupRobustTrainr'"):
         _ = hf_cgd.GroupRobustTrainr  # type: ignore[attr-defined]
 
@@ -338,6 +336,17 @@ def test_groups_are_looked_at(run: Run, tmp_path: Path) -> None:
     assert "--group_column label place" in found["advice"][0] and "2 of 4 groups are too small" in found["advice"][1]
     _, out, _ = run("groups", data, "--group_column", "label", "place")
     assert "label:sad place:hall" in out and "(too wide)" in out and "0.80" in out and "strong" in out
+
+
+def test_the_demo_runs_without_a_recipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coloured_digits, "METHODS", {"CGD": "cgd"})
+    monkeypatch.setattr(coloured_digits, "STEPS", 40)
+    code, out, _ = run("demo", "--seeds", "1", "--output", tmp_path / "demo.png")
+    table = dict(line.rsplit(maxsplit=1) for line in out.splitlines() if re.search(r"\d\.\d{3}$", line))
+    by_group = [float(table[f"  {name}"]) for name in coloured_digits.COUNTS]
+    assert code == 0 and float(table["worst group"]) == min(by_group)
+    weights = [float(table[f"final weight of {name}"]) for name in coloured_digits.COUNTS]
+    assert sum(weights) == pytest.approx(1, abs=0.005) and (tmp_path / "demo.png").stat().st_size > 10_000
 
 
 def test_tasks_are_listed(run: Run) -> None:
