@@ -7,7 +7,7 @@ python recipes/image_classification.py --dataset owner/name --model google/vit-b
 
 from hf_cgd.cli.own_data import IMAGE
 
-main = IMAGE.main
+Options, main = IMAGE.options, IMAGE.main
 
 if __name__ == "__main__":
     main()

@@ -7,7 +7,7 @@ python recipes/text_classification.py recipes/configs/text_classification.yaml -
 
 from hf_cgd.cli.own_data import TEXT
 
-main = TEXT.main
+Options, main = TEXT.options, TEXT.main
 
 if __name__ == "__main__":
     main()

@@ -64,8 +64,7 @@ def test_recipes_are_short(name: str) -> None:
 def test_example_configs_hold_known_options(path: Path) -> None:
     name = next(name for name in NAMES if path.stem.removesuffix("_paper") in name)
     module = runpy.run_path(str(RECIPES / f"{name}.py"))
-    options = module.get("Options") or module["TEXT"].options
-    own, config = parse_command_line(options, module.get("defaults"), [str(path), "--use_cpu"])
+    own, config = parse_command_line(module["Options"], module.get("defaults"), [str(path), "--use_cpu"])
     for option, value in yaml.safe_load(path.read_text()).items():
         assert str(getattr(config, option, getattr(own, option, None))) in (str(value), str(_number(value))), option
 
