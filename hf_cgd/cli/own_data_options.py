@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+WIDTH = 110
+"""Columns of a help."""
 DataCheck = Literal["stop", "warn", "off"]
 """What to do about data that is wrong: stop with the list of all problems, warn of them, or look at nothing."""
 DATA_CHECK_HELP = (

@@ -25,6 +25,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 class OneLineParser(argparse.ArgumentParser):
     """An `ArgumentParser` whose errors are a line, with the option that was meant, and exit code 2."""
 
+    help_flag = "--help"
+    """What shows all options."""
+
     def error(self, message: str) -> NoReturn:
         """End the program with that line."""
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
@@ -35,7 +38,7 @@ class OneLineParser(argparse.ArgumentParser):
             if not word.startswith("-"):
                 message = f"expected an option (--name), got {word!r}."
         stop = "" if message[-1:] in ".?" else "."
-        self.exit(2, f"{self.prog}: {message}{stop} All options: {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {message}{stop} All options: {self.prog} {self.help_flag}\n")
 
 
 def parser_of(name: str, about: str, examples: Sequence[str], **options: Any) -> OneLineParser:

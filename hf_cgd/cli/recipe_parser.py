@@ -7,9 +7,25 @@ from typing import Any
 
 from transformers import HfArgumentParser
 
-from hf_cgd.cli.own_data_options import TRAINING_OPTIONS
+from hf_cgd.cli.own_data_options import TRAINING_OPTIONS, WIDTH
 from hf_cgd.cli.parser import OneLineParser
 from hf_cgd.trainer.config import GroupOptions
+
+
+class _OneName(argparse.ArgumentDefaultsHelpFormatter):
+    """Options by one of their spellings, and their defaults where they have any."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=WIDTH)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        name = next((text for text in action.option_strings if text.startswith("--")), None)
+        if name is None or action.nargs == 0:
+            return name or super()._format_action_invocation(action)
+        return f"{name} {self._format_args(action, action.dest.upper())}"
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 class RecipeParser(OneLineParser, HfArgumentParser):
@@ -20,8 +36,11 @@ class RecipeParser(OneLineParser, HfArgumentParser):
         options: see `argparse.ArgumentParser`.
     """
 
+    help_flag = "--help-all"
+
     def __init__(self, kinds: Sequence[Any], **options: Any) -> None:
         self._own = kinds[0]
+        options.setdefault("formatter_class", _OneName)
         HfArgumentParser.__init__(self, kinds, allow_abbrev=False, **options)
         self.add_argument(
             "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="Show every option and end."
@@ -37,7 +56,9 @@ class RecipeParser(OneLineParser, HfArgumentParser):
         formatter.add_text(f"usage: {self.prog} [FILE.yaml] [--option value ...]")
         for title, names in sections.items():
             formatter.start_section(title)
-            formatter.add_arguments(action for action in self._actions if action.dest in names)
+            # Without the second spelling of a switch, --no_…
+            shown = (action for action in self._actions if not action.option_strings[0].startswith("--no_"))
+            formatter.add_arguments(action for action in shown if action.dest in names)
             formatter.end_section()
         return formatter.format_help()
 

@@ -5,11 +5,9 @@ from dataclasses import fields
 from textwrap import fill
 from typing import Any
 
-from hf_cgd.cli.own_data_options import GROUP_OPTIONS, KINDS, TRAINING_OPTIONS
+from hf_cgd.cli.own_data_options import GROUP_OPTIONS, KINDS, TRAINING_OPTIONS, WIDTH
 from hf_cgd.cli.parser import did_you_mean
 
-WIDTH = 110
-"""Columns of the help."""
 EXAMPLES = {
     "text": (
         "--dataset reviews.csv --group_column label place",
