@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
+from hf_cgd.cli.parser import did_you_mean, wants_traceback
+from hf_cgd.cli.recipe_parser import RecipeParser
 from hf_cgd.trainer.config import GroupRobustConfig
 
 
@@ -29,6 +31,10 @@ class RecipeConfig(GroupRobustConfig):
     overwrite_output_dir: bool = field(
         default=False, metadata={"help": "Remove what an earlier run has left in output_dir and start anew."}
     )
+    predictions: bool = field(
+        default=False, metadata={"help": "Write the answer for each row of the evaluated splits to a CSV file."}
+    )
+    pictures: bool = field(default=True, metadata={"help": "Draw the pictures of the card, which takes seconds."})
 
     def __post_init__(self) -> None:
         # A command line has no other way to say True.
@@ -46,42 +52,72 @@ def parse_command_line(
 ) -> tuple[Any, RecipeConfig]:
     """Options of a recipe and a `RecipeConfig` from the command line.
 
-    The first argument may be a YAML or JSON file of options; further ones take precedence over it.
+    The first argument may be a YAML or JSON file of options; further ones take precedence over it. What is wrong ends
+    the program with a message.
 
     Args:
         options: the recipe's own options, a dataclass.
         defaults: values of either dataclass that the recipe prefers to the dataclass's own; or a function that gives
             them for the options chosen so far, for defaults that depend on other options.
         arguments: the command line, `sys.argv` by default.
-
-    Raises:
-        ValueError: the file holds a name that is no option, or is no mapping of names to values.
     """
-    show_messages()
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    kinds: list[Any] = [options, RecipeConfig]
-    parser = HfArgumentParser(kinds)
-    from_file: dict[str, Any] = {}
-    if arguments and Path(arguments[0]).suffix in (".yaml", ".yml", ".json"):
-        from_file = _read_options(Path(arguments.pop(0)), {f.name for kind in kinds for f in fields(kind)})
-        parser.set_defaults(**from_file)
-    if callable(defaults):
-        # A call for help has to wait until the parser knows the defaults that it is to show.
-        asked = [argument for argument in arguments if argument not in ("-h", "--help")]
-        defaults = defaults(parser.parse_known_args(asked)[0])
-    parser.set_defaults(**{**(defaults or {}), **from_file})
-    own, config = parser.parse_args_into_dataclasses(arguments)
+    parser, values = read_command_line(options, defaults, arguments)
+    with readable_errors(options, RecipeConfig):
+        own, config = parser.parse_dict(values)
     return own, config
 
 
+def read_command_line(
+    options: type,
+    defaults: Mapping[str, Any] | Callable[[Namespace], Mapping[str, Any]] | None = None,
+    arguments: Sequence[str] | None = None,
+    program: str | None = None,
+) -> tuple[HfArgumentParser, dict[str, Any]]:
+    """The options by name before they are made a config of, and the parser whose `parse_dict` does that.
+
+    Args:
+        options, defaults, arguments: see `parse_command_line`.
+        program: what the program is called; None for the name of its file.
+    """
+    show_messages()
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = RecipeParser([options, RecipeConfig], prog=program)
+    from_file: dict[str, Any] = {}
+    if arguments and Path(arguments[0]).suffix in (".yaml", ".yml", ".json"):
+        with readable_errors():
+            known = {f.name for kind in parser.dataclass_types for f in fields(kind)}
+            from_file = _read_options(Path(arguments.pop(0)), known)
+        parser.set_defaults(**from_file)
+    if callable(defaults):
+        # A call for help has to wait until the parser knows the defaults that it is to show.
+        asked = [argument for argument in arguments if argument not in ("-h", "--help", "--help-all")]
+        defaults = defaults(parser.parse_known_args(asked)[0])
+    parser.set_defaults(**{**(defaults or {}), **from_file})
+    return parser, vars(parser.parse_args(arguments))
+
+
 def _read_options(path: Path, known: set[str]) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
-    values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a file of options, but there is none. Correct the path.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: expected UTF-8, got other bytes at {error.start}. Save the file as UTF-8."
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise ValueError(f"{path}{line}: this is not YAML ({error.problem}). Lines read `option: value`.") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: this is not JSON ({error}).") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path}: expected lines of the form `option: value`, got {str(values)[:60]!r}.")
     unknown = sorted(str(name) for name in set(values) - known)
     if unknown:
-        raise ValueError(f"{path}: no such option: {', '.join(unknown)}. Run the recipe with --help to see them all.")
+        meant = "".join(did_you_mean(name, known) for name in unknown[:3])
+        raise ValueError(f"{path}: no such option: {', '.join(unknown)}.{meant} --help-all shows them all.")
     return values
 
 
@@ -106,6 +142,8 @@ def readable_errors(*options: Any, spellings: Mapping[str, str] | None = None) -
     try:
         yield
     except (OSError, ValueError, ImportError) as error:
+        if wants_traceback():
+            raise
         message = str(error)
         for word, replacement in (spellings or {}).items():
             message = message.replace(word, replacement)

@@ -4,10 +4,11 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from datasets import Dataset, DatasetDict
 
+from hf_cgd.cli.own_data_options import DataCheck
 from hf_cgd.data import sources
 from hf_cgd.data.columns import read_columns
 from hf_cgd.data.table_checks import (
@@ -23,13 +24,6 @@ from hf_cgd.metrics import wilson_interval
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupRobustConfig
 
-DataCheck = Literal["stop", "warn", "off"]
-"""What to do about data that is wrong: stop with the list of all problems, warn of them, or look at nothing."""
-DATA_CHECKS: tuple[DataCheck, ...] = get_args(DataCheck)
-DATA_CHECK_HELP = (
-    "Data that looks wrong (names that differ in a space, missing values, ids as groups): 'stop' lists all of it and "
-    "ends, 'warn' goes on, 'off' does not look."
-)
 WIDEST = 0.25
 """A group whose accuracy validation tells less closely than by an interval of this width is told of."""
 TYPICAL = 0.8

@@ -16,8 +16,9 @@ RESULTS = (
     re.compile(r"checkpoint-\d+"),
     re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|pytorch_model.*"),
     re.compile("|".join(map(re.escape, (REPORT_FILE, RUN_FILE, SETTINGS_FILE, METRICS_FILE, HISTORY_FILE)))),
+    re.compile(r"pictures|predictions_\w+\.csv|comparison\.(md|png|svg|html)"),
 )
-"""Names of what a run leaves: checkpoints, the model, tables and metrics."""
+"""Names of what a run leaves: checkpoints, the model, tables and metrics, pictures and answers."""
 
 
 def results_in(folder: str | Path) -> list[str]:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from hf_cgd.cards import write_reports
 from hf_cgd.cli.command_line import RecipeConfig, readable_errors, show_messages
 from hf_cgd.cli.networks import untrained_weights
 from hf_cgd.cli.output_folder import prepare_output
+from hf_cgd.cli.results import where_it_is, write_predictions, write_results
 from hf_cgd.tasks.base import Task
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupRobustConfig
@@ -49,8 +49,9 @@ def run(
 ) -> GroupRobustTrainer:
     """Train on `splits["train"]`, report the groups of "validation", "test" and all further splits, save.
 
-    Prints the tables of groups (on the main process) and writes model, `metrics.json` and `group_report.json` to
-    `config.output_dir`. A folder that holds an earlier run ends the program with a message, see `prepare_output`.
+    Prints the tables of groups and where things are (on the main process). Writes the model and all that
+    `hf_cgd.cli.results` does to `config.output_dir`. A folder that holds an earlier run ends the program with a
+    message, see `prepare_output`.
 
     Args:
         config: the run. A `RecipeConfig` with `do_train=False` evaluates: the model as it was loaded, or the
@@ -81,14 +82,16 @@ def run(
     else:
         with readable_errors(config):
             _load_for_evaluation(trainer)
-    prefixes = metric_prefixes(splits)
-    for name, prefix in prefixes.items():
-        if name == "validation":
-            trainer.evaluate()
-        else:
-            trainer.predict(splits[name], metric_key_prefix=prefix)
+    prefixes = {name: prefix for name, prefix in {"validation": "eval", "test": "test"}.items() if name in splits}
+    if "validation" in splits:
+        trainer.evaluate()
+    if "test" in splits:
+        trainer.predict(splits["test"])
     if trains:
         trainer.save_model()
+    if own is not None and own.predictions:
+        for name, prefix in prefixes.items():
+            write_predictions(trainer, splits[name], name, prefix)
     if trainer.is_world_process_zero():
         reports = {name: trainer.group_report(prefix) for name, prefix in prefixes.items()}
         if not trains:
@@ -97,7 +100,8 @@ def run(
         for name, report in reports.items():
             print(f"\n{name}\n{report}")
         assert config.output_dir is not None
-        write_reports(reports, config.output_dir)
+        write_results(trainer, reports, trains, own is None or own.pictures)
+        print(f"\n{where_it_is(config.output_dir)}")
     return trainer
 
 

@@ -158,8 +158,8 @@ def require_columns(dataset: Any, columns: Sequence[str], option: str, where: st
     if names is None:
         raise ValueError(
             f"The {where} ({type(dataset).__name__}) must yield dicts with the column(s) {list(columns)}, but yields "
-            f"{type(dataset[0]).__name__}. Have __getitem__ return a dict with the model's inputs, the label and these "
-            "columns, such as {'pixel_values': image, 'labels': label, 'group': group}."
+            f"{type(dataset[0]).__name__}. Have __getitem__ return a dict with the model's inputs, the label and "
+            "these columns, such as {'pixel_values': image, 'labels': label, 'group': group}."
         )
     missing = [name for name in columns if name not in names]
     if missing:

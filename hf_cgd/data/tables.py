@@ -19,7 +19,8 @@ def read_table(path: str | Path) -> Dataset:
     or bools where every cell reads as one; where a number has leading zeros (007) the column is of texts.
 
     Raises:
-        ValueError: another ending, or rows with more cells than there are columns.
+        ValueError: another ending, another encoding than UTF-8, another separator than commas (TSV: tabs), or rows
+            with more cells than there are columns.
         FileNotFoundError: no such file.
     """
     path = Path(path)
@@ -29,7 +30,24 @@ def read_table(path: str | Path) -> Dataset:
         raise FileNotFoundError(f"Expected a table of examples at {path}, but there is no such file.")
     if READERS[path.suffix] != "csv":
         return datasets.load_dataset(READERS[path.suffix], data_files={"train": str(path)}, split="train")
-    table = pd.read_csv(path, sep="\t" if path.suffix == ".tsv" else ",", dtype=str, keep_default_na=False)
+    separator = "\t" if path.suffix == ".tsv" else ","
+    try:
+        table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: expected UTF-8, got other bytes (Latin-1 or Windows-1252, it seems). Convert the file: "
+            f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > new_{path.name}"
+        ) from error
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise ValueError(
+            f"{path}: expected a table with a head of names, but {error}. Put texts in quotes."
+        ) from error
+    if len(table.columns) == 1 and any(other in table.columns[0] for other in ";\t|"):
+        raise ValueError(
+            f"{path}: expected columns separated by {separator!r}, got one column {table.columns[0]!r}, so it seems "
+            'that there is another separator. Convert it: python -c "import pandas; '
+            f"pandas.read_csv('{path.name}', sep=None, engine='python').to_csv('new_{path.name}', index=False)\""
+        )
     if not isinstance(table.index, pd.RangeIndex):
         raise ValueError(
             f"{path}: expected {len(table.columns)} cells per row, one for each column {list(table.columns)}, got "

@@ -22,7 +22,7 @@ def recipe(tmp_path: Path) -> Recipe:
     def main(name: str, *arguments: str | Path | int | float) -> Any:
         first = [a for a in arguments[:1] if str(a).endswith(".yaml")]
         quiet = ["--output_dir", tmp_path / "out", "--use_cpu", "--disable_tqdm", "true", "--max_steps", 2]
-        quiet += ["--per_device_eval_batch_size", 200]
+        quiet += ["--per_device_eval_batch_size", 200, "--pictures", "false"]
         line = [*first, *quiet, *arguments[len(first) :]]
         _, _, program = recipe_parts(RECIPES / f"{name}.py")
         return program([str(argument) for argument in line])

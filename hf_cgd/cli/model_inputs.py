@@ -1,0 +1,79 @@
+"""From the rows of a table to what a network takes: texts as tokens, images as pixels."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import datasets
+from datasets import Dataset, DatasetDict
+from PIL import Image
+from tqdm.auto import tqdm
+
+from hf_cgd.data.images import opened_image
+from hf_cgd.data.table_places import listed
+
+THREADS = 8
+"""That look at files, which mostly wait."""
+
+
+def tokenized(splits: DatasetDict, columns: Sequence[str], tokenizer: Any, max_length: int) -> DatasetDict:
+    """The splits with the tokens of one column of texts, or of two as pairs; longer ones are cut."""
+    return splits.map(
+        lambda rows: tokenizer(*(rows[column] for column in columns), truncation=True, max_length=max_length),
+        batched=True,
+    )
+
+
+def require_images(splits: DatasetDict, column: str) -> None:
+    """Check that every file of a column of images is one, by its first bytes; a bar shows how far that is.
+
+    A file that ends too early is found, and named, when it is read.
+
+    Args:
+        splits: with images that lie in files; others are passed over.
+        column: of the images.
+
+    Raises:
+        ValueError: the first files that are no images, and how many there are.
+    """
+    paths = []
+    for rows in splits.values():
+        stored = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))[column]
+        paths += [image["path"] for image in stored if image and image["bytes"] is None and image["path"]]
+    with ThreadPoolExecutor(THREADS) as pool:
+        looked = tqdm(pool.map(_is_image, paths), "Looking at images", len(paths), disable=None, leave=False)
+        wrong = [path for path, good in zip(paths, looked, strict=True) if not good]
+    if wrong:
+        raise ValueError(
+            f"image_column {column!r}: {len(wrong):,} of {len(paths):,} files are no images, or broken ones: "
+            f"{listed(wrong)}. Fetch them again, or take their rows out."
+        )
+
+
+def _is_image(path: str) -> bool:
+    try:
+        with Image.open(path):
+            return True
+    except (OSError, SyntaxError, Image.DecompressionBombError):
+        return False
+
+
+def with_pixel_values(rows: Dataset, column: str, kept: Sequence[str], processor: Any) -> Dataset:
+    """Rows whose images are opened when they are read; one that cannot be is named then.
+
+    Args:
+        rows: with a column of images.
+        column: its name.
+        kept: further columns that a batch shall have, where there are any.
+        processor: of the network.
+    """
+
+    def read(batch: dict[str, list[Any]]) -> dict[str, Any]:
+        found = {name: batch[name] for name in kept if name in batch}
+        if column not in batch:
+            return found
+        return {**processor([opened_image(value) for value in batch[column]], return_tensors="pt"), **found}
+
+    if isinstance(rows.features[column], datasets.Image):
+        rows = rows.cast_column(column, datasets.Image(decode=False))
+    return rows.with_transform(read)

@@ -1,0 +1,159 @@
+"""Training on one's own data: texts or images, under one objective or under several that are compared."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import DatasetDict
+from transformers import set_seed
+
+from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors
+from hf_cgd.cli.comparison import compared, write_comparison
+from hf_cgd.cli.data_check import load_checked
+from hf_cgd.cli.model_inputs import require_images, tokenized, with_pixel_values
+from hf_cgd.cli.networks import image_classifier, text_classifier
+from hf_cgd.cli.output_folder import prepare_output
+from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
+from hf_cgd.cli.results import left_in, summary_of, where_it_is
+from hf_cgd.cli.training import BEST_WORST_GROUP, run
+from hf_cgd.data import sources
+from hf_cgd.trainer.trainer import GroupRobustTrainer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OwnDataRecipe:
+    """A program that trains on one's own data: `TEXT.main()`.
+
+    Attributes:
+        options: the dataclass of its own options.
+        defaults: what it prefers to the config's defaults.
+        load: the options and the config to the splits, checked.
+        network: the options and the names of the classes to a network and its processor.
+        prepare: the options, the config, the splits and the processor to splits that the network takes.
+    """
+
+    options: type
+    defaults: dict[str, Any]
+    load: Callable[[Any, RecipeConfig], DatasetDict]
+    network: Callable[[Any, Sequence[str]], tuple[Any, Any]]
+    prepare: Callable[[Any, RecipeConfig, DatasetDict, Any], DatasetDict]
+
+    def main(self, arguments: Sequence[str] | None = None, program: str | None = None) -> GroupRobustTrainer:
+        """Train, under one objective or all of `--compare`; the trainer, the last one of several.
+
+        Args:
+            arguments: the command line, `sys.argv` by default.
+            program: what the program is called in messages; None for the name of its file.
+        """
+        return self._run(*self._read(arguments, program))
+
+    def train(self, arguments: Sequence[str], program: str) -> dict[str, Any]:
+        """The same, for what was left: the `summary_of` the run, or of all runs and what compares them.
+
+        Other processes than the main one get nothing.
+        """
+        own, configs, folder = self._read(arguments, program)
+        trainer = self._run(own, configs, folder)
+        if not trainer.is_world_process_zero():
+            return {}
+        if own.compare is None:
+            return summary_of(folder)
+        runs = {config.objective: summary_of(config.output_dir or "") for config in configs}
+        return {"output_dir": folder, "runs": runs, "files": left_in(folder)}
+
+    def _read(self, arguments: Sequence[str] | None, program: str | None) -> tuple[Any, list[RecipeConfig], str]:
+        """The own options, the config of each run, and the folder of all."""
+        parser, values = read_command_line(self.options, self.defaults, arguments, program)
+        compare = values["compare"]
+        with readable_errors(self.options, RecipeConfig):
+            if compare is not None and not values["do_train"]:
+                raise ValueError("compare= trains under each objective, do_train=False does not. Leave one out.")
+            parsed = [parser.parse_dict(one) for one in ([values] if compare is None else compared(values, compare))]
+        return parsed[0][0], [config for _, config in parsed], str(values["output_dir"])
+
+    def _run(self, own: Any, configs: Sequence[RecipeConfig], folder: str) -> GroupRobustTrainer:
+        config = configs[0]
+        with readable_errors(own, config), config.main_process_first():
+            splits = self.load(own, config)
+            names = splits["train"].features["label"].names
+            set_seed(config.seed)
+            model, processor = self.network(own, names)
+            splits = self.prepare(own, config, splits, processor)
+        if own.compare is None:
+            return run(config, model, splits, processing_class=processor)
+        with readable_errors(own, config):
+            for one in configs:
+                prepare_output(one, one.overwrite_output_dir)
+                # What an earlier run has left is removed now.
+                one.overwrite_output_dir = False
+        for number, config in enumerate(configs, start=1):
+            logger.info("\n%s, %d of %d", config.objective, number, len(configs))
+            if number > 1:
+                set_seed(config.seed)
+                model, _ = self.network(own, names)
+            trainer = run(config, model, splits, processing_class=processor)
+        if trainer.is_world_process_zero():
+            print(write_comparison([config.output_dir or "" for config in configs], folder, config.pictures))
+            print(f"\n{where_it_is(folder)}")
+        return trainer
+
+
+def _text_splits(own: TextOptions, config: RecipeConfig) -> DatasetDict:
+    columns = {name: getattr(own, name) for name in ("text_column", "text_pair_column", "label_column")}
+    splits = load_checked(own.dataset, own.dataset_config, columns, config, own.data_check, _texts(own))
+    sources.require_text(splits, [own.text_column, own.text_pair_column])
+    return splits
+
+
+def _texts(own: TextOptions) -> list[str]:
+    return [column for column in (own.text_column, own.text_pair_column) if column is not None]
+
+
+def _tokenized(own: TextOptions, config: RecipeConfig, splits: DatasetDict, tokenizer: Any) -> DatasetDict:
+    return tokenized(splits, _texts(own), tokenizer, own.max_length)
+
+
+def _image_splits(own: ImageOptions, config: RecipeConfig) -> DatasetDict:
+    columns = {name: getattr(own, name) for name in ("image_column", "label_column")}
+    splits = load_checked(own.dataset, own.dataset_config, columns, config, own.data_check)
+    splits = sources.with_images(splits, own.image_column, own.dataset or "")
+    if own.data_check != "off" and config.process_index == 0:
+        require_images(splits, own.image_column)
+    return splits
+
+
+def _image_network(own: ImageOptions, names: Sequence[str]) -> tuple[Any, Any]:
+    side = own.image_size
+    image_format: dict[str, Any] = {} if side is None else {"input_size": (3, side, side)}
+    return image_classifier(own.model, names, own.pretrained, **image_format)
+
+
+def _read_images(own: ImageOptions, config: RecipeConfig, splits: DatasetDict, processor: Any) -> DatasetDict:
+    kept = ["label", *(config.group_column or ()), *(config.eval_group_column or ())]
+    return DatasetDict(
+        {name: with_pixel_values(rows, own.image_column, kept, processor) for name, rows in splits.items()}
+    )
+
+
+_SIZES = {"per_device_train_batch_size": 32, "per_device_eval_batch_size": 64}
+TEXT = OwnDataRecipe(
+    TextOptions,
+    BEST_WORST_GROUP | _SIZES | {"output_dir": "outputs/text_classification", "learning_rate": 2e-5},
+    _text_splits,
+    lambda own, names: text_classifier(own.model, names),
+    _tokenized,
+)
+IMAGE = OwnDataRecipe(
+    ImageOptions,
+    # The pixels come with reading, so no column may be taken away before that.
+    BEST_WORST_GROUP | _SIZES
+    | {"output_dir": "outputs/image_classification", "learning_rate": 1e-4, "remove_unused_columns": False},
+    _image_splits,
+    _image_network,
+    _read_images,
+)  # fmt: skip
+RECIPES = {"text": TEXT, "image": IMAGE}
+"""The recipes by kind of input."""

@@ -1,0 +1,363 @@
+"""`hf-cgd` from its words to its exit code: help, mistakes, JSON that pipes, and what each command leaves."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_files import write_images, write_table
+from scipy.stats import chi2_contingency
+from tiny import tiny_distilbert
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
+
+import hf_cgd
+from hf_cgd.__main__ import COMMANDS, main
+from hf_cgd.cli import coloured_digits
+from hf_cgd.cli.command_line import RecipeConfig, read_command_line
+from hf_cgd.cli.own_data import RECIPES
+from hf_cgd.cli.own_data_options import GROUP_OPTIONS, KINDS, TRAINING_OPTIONS
+from hf_cgd.objectives import CGD
+from hf_cgd.tasks import TASKS
+
+# Two steps teach nothing, and a warning says so.
+pytestmark = pytest.mark.filterwarnings("ignore::hf_cgd.GroupRobustWarning")
+
+Run = Callable[..., tuple[int, str, str]]
+QUICK = ["--use_cpu", "--max_steps", 2, "--disable_tqdm", "true", "--save_strategy", "no", "--load_best_model_at_end", "false"]  # fmt: skip
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command: exit code, standard output, errors."""
+
+    def call(*words: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        out, error = capsys.readouterr()
+        return code, out, error
+
+    return call
+
+
+def rows(size: int = 40) -> dict[str, list[Any]]:
+    """Sad texts stand in the street mostly, glad ones in the hall."""
+    places = ["hall", "street", "hall", "street", "street", "hall", "hall", "street"]
+    return {
+        "text": ["the cat wakes", "the man never sleeps"] * (size // 2),
+        "label": ["glad", "sad"] * (size // 2),
+        "place": [places[row % 8] for row in range(size)],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of 40 texts, and "model": a tiny network of two classes, "glad" and "sad"."""
+    place = tmp_path_factory.mktemp("commands")
+    write_table(place / "d.csv", rows())
+    words = ["[PAD]", "[UNK]", *sorted({word for text in rows()["text"] for word in text.split()})]
+    wordwise = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    wordwise.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=wordwise, pad_token="[PAD]", unk_token="[UNK]")
+    tokenizer.save_pretrained(place / "model")
+    tiny_distilbert(id2label={0: "glad", 1: "sad"}, label2id={"glad": 0, "sad": 1}).save_pretrained(place / "model")
+    return place
+
+
+# ---- Help and mistakes ----------------------------------------------------------------------------------------------
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """A clock would measure the machine."""
+    code = """
+import sys
+from hf_cgd.__main__ import main
+for words in (["--help"], ["train", "text", "--help"], ["train", "image", "-h"], *([name, "--help"] for name in COMMANDS)):
+    assert main(words) == 0, words
+heavy = [name for name in ("torch", "transformers", "datasets", "numpy", "pandas", "yaml") if name in sys.modules]
+assert heavy == [], heavy
+""".replace("COMMANDS", repr([name for name in COMMANDS if name != "experiments"]))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(f"  {name} " in done.stdout for name in COMMANDS) and "examples:" in done.stdout
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_short_help_names_options_that_there_are(kind: str, run: Run) -> None:
+    known = {one.name for one in fields(RecipeConfig)}
+    assert {*GROUP_OPTIONS, *TRAINING_OPTIONS} <= known
+    code, out, _ = run("train", kind, "--help")
+    assert code == 0 and all(f"--{one.name} " in out for one in fields(KINDS[kind]))
+    assert len(out.splitlines()) < 75
+    code, everything, _ = run("train", kind, "--help-all")
+    assert code == 0 and all(f"--{name} " in everything for name in known if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_short_help_states_the_defaults_that_hold(kind: str) -> None:
+    recipe = RECIPES[kind]
+    _, values = read_command_line(recipe.options, recipe.defaults, [])
+    checked = []
+    for name, line in (GROUP_OPTIONS | TRAINING_OPTIONS).items():
+        stated = re.search(rf"([\w.-]*\w) for {kind}s|(\w+) \(default\)|\(default (\w[\w.-]*)\)", line)
+        if stated is not None:
+            value = values[name] if values[name] is not None else CGD().knobs()[name]
+            text = next(filter(None, stated.groups()))
+            assert text.lower() == str(value).lower() or float(text) == float(value), name
+            checked.append(name)
+    assert {"objective", "step_size", "learning_rate", "num_train_epochs", "seed", "save_strategy"} <= set(checked)
+
+
+def test_names_of_the_package_come_when_they_are_asked_for() -> None:
+    assert all(getattr(hf_cgd, name) is not None for name in hf_cgd.__all__)
+    assert hf_cgd.plots.save_figure is not None
+    assert {"GroupRobustTrainer", "load_report", "__version__"} <= set(dir(hf_cgd))
+    with pytest.raises(AttributeError, match="has no attribute 'GroupRobustTrainr'"):
+        _ = hf_cgd.GroupRobustTrainr  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "no command 'trian'. Did you mean train?"),
+        ([], ""),
+        (["train", "texts"], "expected text or image, got 'texts'. Did you mean text?"),
+        (["train", "text", "--lerning_rate", "1"], "no option --lerning_rate. Did you mean --learning_rate?"),
+        (["train", "text", "a.yaml"], "a.yaml: expected a file of options"),
+        (["train", "text", "typo.yaml"], "no such option: lerning_rate. Did you mean learning_rate?"),
+        (["train", "text", "broken.yaml"], "broken.yaml, line 2: this is not YAML"),
+        (["train", "text", "--objective", "erm", "--step_size", "1"], "has no option 'step_size'"),
+        (["train", "text", "--compare", "erm", "cdg"], "cdg"),
+        (["train", "text", "--compare", "erm"], "two or more different objectives"),
+        (["groups", "d.csv", "--group_colum", "place"], "no option --group_colum. Did you mean --group_column?"),
+        (["groups", "d.csv", "--group_column", "palce"], "--group_column: expected a column 'palce'"),
+        (["groups", "semicolon.csv"], "semicolon.csv: expected columns separated by ','"),
+        (["groups", "latin.csv"], "latin.csv: expected UTF-8, got other bytes"),
+        (["groups", "nowhere.csv"], "there is no 'nowhere.csv'"),
+        (["evaluate", "model", "d.csv"], "which column(s) tell the group?"),
+        (["evaluate", "nowhere", "d.csv", "--group_column", "place"], "MODEL: expected a local folder"),
+        (["evaluate", "model", "other.csv", "--group_column", "place"], "the data has ['happy'] besides"),
+        (["report", "nowhere"], "nowhere"),
+        (["demo", "--json"], "there is no option --json"),
+        (["demo", "--seeds", "0"], "--seeds: expected at least 1"),
+    ],
+)  # fmt: skip
+def test_a_mistake_ends_in_words(
+    words: list[str], message: str, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "typo.yaml").write_text("lerning_rate: 1")
+    (folder / "broken.yaml").write_text("a: 1\nb: [")
+    (folder / "semicolon.csv").write_text("text;label;place\na;b;c\n")
+    (folder / "latin.csv").write_bytes("text,label,place\ncafé,a,b\n".encode("latin-1"))
+    write_table(folder / "other.csv", rows() | {"label": ["happy", "sad"] * 20})
+    code, out, error = run(*words)
+    assert code == 2 and message in error, error
+    assert "Traceback" not in error and len(error.splitlines()) <= 4, error
+    assert out == "" or not words
+
+
+def test_a_traceback_where_it_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Set before, so that it is put back afterwards.
+    monkeypatch.setenv("HF_CGD_TRACEBACK", "0")
+    with pytest.raises(FileNotFoundError):
+        main(["groups", str(folder / "nowhere.csv"), "--traceback"])
+
+
+def test_broken_images_are_named_before_training(run: Run, tmp_path: Path) -> None:
+    names = [f"{number}.png" for number in range(12)]
+    write_images(tmp_path, names)
+    (tmp_path / "7.png").write_bytes(b"no image")
+    write_table(tmp_path / "d.csv", {"image": names, "label": ["cat", "dog"] * 6, "place": ["in"] * 6 + ["out"] * 6})
+    words = [
+        "--group_column",
+        "place",
+        "--model",
+        "resnet10t",
+        "--pretrained",
+        "false",
+        "--output_dir",
+        tmp_path / "out",
+    ]
+    code, _, error = run("train", "image", "--dataset", tmp_path / "d.csv", *words)
+    last = error.splitlines()[-1]
+    assert code == 2 and "1 of 12 files are no images" in last and "7.png" in last, error
+    # One that ends too early is found when it is read.
+    write_images(tmp_path, names, size=64)
+    (tmp_path / "7.png").write_bytes((tmp_path / "8.png").read_bytes()[:-60])
+    code, _, error = run("train", "image", "--dataset", tmp_path / "d.csv", *words, *QUICK)
+    last = error.splitlines()[-1]
+    assert code == 2 and "7.png: expected an image, but it cannot be decoded" in last, error
+
+
+# ---- What commands do -----------------------------------------------------------------------------------------------
+
+
+def test_objectives_are_compared_in_one_command(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = ["--dataset", folder / "d.csv", "--model", folder / "model", "--group_column", "label", "place", *QUICK]
+    compare = ["--compare", "erm", "group_dro", "--step_size", "0.1", "--predictions"]
+    code, out, error = run("train", "text", *words, *compare, "--output_dir", tmp_path / "out", "--json")
+    assert code == 0, error
+    found = json.loads(out)
+    assert list(found["runs"]) == ["erm", "group_dro"]
+    assert found["files"] == {
+        "pictures": ["comparison.png"],
+        "groups of each run": ["erm/group_report.json", "group_dro/group_report.json"],
+        "table": ["comparison.md"],
+        "page to hand on": ["comparison.html"],
+    }  # fmt: skip
+    # Of the runs' own files: the step size is that of the one that has one, and answers and accuracies agree.
+    for name, run_of in found["runs"].items():
+        place = tmp_path / "out" / name
+        settings = (place / "group_settings.yaml").read_text()
+        assert ("step_size: 0.1" in settings) == (name == "group_dro")
+        for files in run_of["files"].values():
+            assert all((place / file).is_file() for file in files)
+        assert {"model", "card", "pictures", "groups", "predictions", "settings"} <= set(run_of["files"])
+        answers = pd.read_csv(place / "predictions_validation.csv")
+        report = run_of["reports"]["validation"]
+        assert answers["correct"].mean() == pytest.approx(report["overall"]["accuracy"])
+        assert list(answers["correct"]) == list(answers["prediction"] == answers["label"])
+        by_group = answers.groupby(["label", "place"])["correct"].mean()
+        for group in report["groups"]:
+            label, where = (part.partition(":")[2] for part in group["name"].split(" "))
+            assert by_group[label, where] == pytest.approx(group["accuracy"])
+    # Where it all is stands at the end of what is printed.
+    last = error[error.index(f"In {tmp_path / 'out'}:") :]
+    assert all(file in last for files in found["files"].values() for file in files)
+
+
+def test_a_run_ends_with_where_things_are(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = ["--dataset", folder / "d.csv", "--model", folder / "model", "--group_column", "place", *QUICK]
+    (tmp_path / "run.yaml").write_text("objective: group_dro\npictures: false\n")
+    code, out, _ = run("train", "text", tmp_path / "run.yaml", *words, "--output_dir", tmp_path / "out")
+    lines = out[out.index(f"In {tmp_path / 'out'}:") :].splitlines()
+    assert code == 0 and [line.split("  ")[1] for line in lines[1:-1]] == [
+        "model", "card", "groups", "weights over time", "settings",
+    ]  # fmt: skip
+    assert all((tmp_path / "out" / line.split()[-1]).is_file() for line in lines[1:-1])
+    assert lines[-1] == f"One page to hand on: hf-cgd report {tmp_path / 'out'} --output report.html"
+    code, out, _ = run("report", tmp_path / "out", "--output", tmp_path / "page.html", "--json")
+    assert code == 0 and json.loads(out) == {"page": str(tmp_path / "page.html")}
+    assert "group_dro" in (tmp_path / "page.html").read_text() and "street" in (tmp_path / "page.html").read_text()
+
+
+def test_a_model_that_is_there_is_evaluated(run: Run, folder: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in (folder / "model").iterdir()}
+    words = ["--group_column", "place", "--use_cpu", "--predictions", "--no_pictures", "--json"]
+    code, out, error = run("evaluate", folder / "model", folder / "d.csv", *words, "--output_dir", tmp_path / "one")
+    assert code == 0, error
+    found = json.loads(out)
+    assert found["files"].keys() == {"card", "groups", "predictions"}
+    answers = pd.read_csv(tmp_path / "one/predictions_test.csv")
+    assert list(answers["text"]) == rows()["text"] and list(answers["label"]) == rows()["label"]
+    for group in found["reports"]["test"]["groups"]:
+        own = answers[answers["place"] == group["name"]]
+        assert (len(own), own["correct"].mean()) == (group["count"], pytest.approx(group["accuracy"]))
+    # A report is written over only when that is asked for, and then the card with it.
+    again = ["evaluate", folder / "model", folder / "d.csv", *words, "--output_dir", tmp_path / "one"]
+    code, _, error = run(*again)
+    assert code == 2 and error.endswith("or set --overwrite_output_dir.\n"), error
+    (tmp_path / "one/README.md").write_text("old")
+    assert run(*again, "--overwrite_output_dir")[0] == 0
+    assert "street" in (tmp_path / "one/README.md").read_text()
+    # Other words for the classes: the numbers are the same.
+    write_table(tmp_path / "other.csv", rows() | {"label": ["froh", "traurig"] * 20})
+    other = [*words, "--labels", "froh", "traurig", "--output_dir", tmp_path / "two"]
+    code, out, error = run("evaluate", folder / "model", tmp_path / "other.csv", *other)
+    assert code == 0 and json.loads(out)["reports"] == found["reports"], error
+    assert before == {path: path.read_bytes() for path in (folder / "model").iterdir()}
+
+
+def test_an_image_model_of_timm_is_evaluated(run: Run, tmp_path: Path) -> None:
+    import timm
+    import torch
+    from safetensors.torch import save_file
+    from timm.models import _hub
+
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", num_classes=2)
+    (tmp_path / "model").mkdir()
+    save_file(model.state_dict(), tmp_path / "model/model.safetensors")
+    _hub.save_config_for_hf(model, str(tmp_path / "model/config.json"), model_config={"label_names": ["cat", "dog"]})
+    names = [f"{number}.png" for number in range(12)]
+    write_images(tmp_path, names)
+    write_table(tmp_path / "d.csv", {"file": names, "sort": ["dog", "cat"] * 6, "place": ["in"] * 6 + ["out"] * 6})
+    words = [
+        "--image_column",
+        "file",
+        "--label_column",
+        "sort",
+        "--group_column",
+        "place",
+        "--use_cpu",
+        "--no_pictures",
+    ]
+    code, out, error = run(
+        "evaluate", tmp_path / "model", tmp_path / "d.csv", *words, "--output_dir", tmp_path / "out", "--json"
+    )
+    assert code == 0, error
+    groups = json.loads(out)["reports"]["test"]["groups"]
+    assert [(group["name"], group["count"]) for group in groups] == [("in", 6), ("out", 6)]
+
+
+def test_groups_are_looked_at(run: Run, tmp_path: Path) -> None:
+    # 90 sad and 10 glad in the street, the other way round in the hall; "x" tells nothing, "id" is none.
+    table = {
+        "text": [f"text {row}" for row in range(200)],
+        "label": (["sad"] * 90 + ["glad"] * 10) + (["sad"] * 10 + ["glad"] * 90),
+        "place": ["street"] * 100 + ["hall"] * 100,
+        "x": ["a", "b"] * 100,
+        "id": list(range(200)),
+    }
+    data = write_table(tmp_path / "d.csv", table)
+    code, out, _ = run("groups", data, "--json")
+    found = json.loads(out)
+    assert code == 0 and [one["column"] for one in found["correlations"]] == ["place", "x"]
+    # V of a table of two by two is the correlation of its indicators: (90 x 90 - 10 x 10) / (100 x 100).
+    assert found["correlations"][0]["cramers_v"] == pytest.approx(0.8)
+    expected = chi2_contingency([[90, 10], [10, 90]], correction=False).pvalue
+    assert found["correlations"][0]["p"] == pytest.approx(expected)
+    assert found["advice"] == ["Look closer at a column: --group_column place"]
+    code, out, _ = run("groups", data, "--group_column", "label", "place", "--json")
+    found = json.loads(out)
+    assert {group["name"]: group["count"] for group in found["groups"]} == {
+        "label:sad place:street": 90, "label:glad place:street": 10,
+        "label:sad place:hall": 10, "label:glad place:hall": 90,
+    }  # fmt: skip
+    # Wilson's interval of 8 in 10.
+    assert (found["groups"][0]["low"], found["groups"][0]["high"]) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert found["correlations"][0]["table"] == {"hall": {"glad": 90, "sad": 10}, "street": {"glad": 10, "sad": 90}}
+    assert "--group_column label place" in found["advice"][0] and "2 of 4 groups are too small" in found["advice"][1]
+    _, out, _ = run("groups", data, "--group_column", "label", "place")
+    assert "label:sad place:hall" in out and "(too wide)" in out and "0.80" in out and "strong" in out
+
+
+def test_the_demo_runs_without_a_recipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coloured_digits, "METHODS", {"CGD": "cgd"})
+    monkeypatch.setattr(coloured_digits, "STEPS", 40)
+    code, out, _ = run("demo", "--seeds", "1", "--output", tmp_path / "demo.png")
+    table = dict(line.rsplit(maxsplit=1) for line in out.splitlines() if re.search(r"\d\.\d{3}$", line))
+    by_group = [float(table[f"  {name}"]) for name in coloured_digits.COUNTS]
+    assert code == 0 and float(table["worst group"]) == min(by_group)
+    weights = [float(table[f"final weight of {name}"]) for name in coloured_digits.COUNTS]
+    assert sum(weights) == pytest.approx(1, abs=0.005) and (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+def test_tasks_are_listed(run: Run) -> None:
+    code, out, _ = run("tasks", "--json")
+    assert code == 0 and [task["name"] for task in json.loads(out)] == list(TASKS)
+
+
+def test_experiments_are_handed_on(run: Run) -> None:
+    code, out, _ = run("experiments", "--help")
+    assert code == 0 and "grid" in out
+    assert run("experiments", "no_grid")[0] == 2
