@@ -148,7 +148,7 @@ class _Outcome:
 
 def _state(loss_of: GroupRobustLoss) -> tuple[Tensor, Tensor]:
     assert loss_of.interactions is not None and loss_of.alpha is not None
-    return torch.tensor(loss_of.interactions.state_dict()["sums"]), loss_of.alpha.clone()
+    return torch.tensor(loss_of.interactions.state_dict()["sums"], dtype=torch.float64), loss_of.alpha.clone()
 
 
 def _step(

@@ -9,6 +9,7 @@ import timm
 import torch
 import torchvision.models as tv
 import transformers
+from timm.models import convmixer, focalnet, metaformer, mlp_mixer
 from torch import Tensor, nn
 from torchvision.models.vision_transformer import VisionTransformer
 from transformers.models.auto import modeling_auto
@@ -161,19 +162,12 @@ TIMM: dict[str, tuple[int, dict[str, Any]]] = {
     "beit_base_patch16_224": (32, VIT), "beitv2_base_patch16_224": (32, VIT), "eva02_tiny_patch14_224": (32, VIT),
     "vit_small_patch16_dinov3": (32, VIT), "vit_small_patch14_reg4_dinov2": (32, VIT),
     "cait_xxs24_224": (32, VIT), "xcit_nano_12_p16_224": (32, {**VIT, "patch_size": 8}),
-    "mixer_s32_224": (32, {"img_size": 32, "patch_size": 8, "num_blocks": 3, "embed_dim": 32}),
-    "resmlp_12_224": (32, {"img_size": 32, "patch_size": 8, "num_blocks": 3, "embed_dim": 32}),
-    "gmlp_ti16_224": (32, {"img_size": 32, "patch_size": 8, "num_blocks": 3, "embed_dim": 32}),
-    "convmixer_768_32": (32, {"dim": 16, "depth": 3, "patch_size": 4}),
     "swin_tiny_patch4_window7_224": (
         64, {"img_size": 64, "embed_dim": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2), "window_size": 2}),
     "swinv2_tiny_window8_256": (
         64, {"img_size": 64, "embed_dim": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 2, 2), "window_size": 2}),
     "convnext_atto": (32, {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16), "drop_path_rate": 0.2}),
     "pvt_v2_b0": (32, {"depths": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16), "num_heads": (1, 1, 2, 2)}),
-    "poolformer_s12": (32, {"layers": (1, 1, 1, 1), "embed_dims": (8, 8, 16, 16)}),
-    "caformer_s18": (32, {"depths": (1, 1, 1, 1), "dims": (32, 32, 32, 32)}),
-    "focalnet_tiny_srf": (32, {"depths": (1, 1, 1, 1), "embed_dim": 8}),
     "hiera_tiny_224": (64, {"img_size": (64, 64), "embed_dim": 8, "stages": (1, 1, 1, 1)}),
     "efficientvit_b0": (32, {}), "mobilenetv3_small_050": (32, {}), "mobilenetv4_conv_small_035": (32, {}),
     "lcnet_035": (32, {}), "mnasnet_small": (32, {}), "ghostnet_050": (32, {}), "mobilevit_xxs": (64, {}),
@@ -187,12 +181,33 @@ TIMM: dict[str, tuple[int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+MLP = {"img_size": 32, "patch_size": 8, "num_blocks": 3, "embed_dim": 32}
+OF_CLASS: dict[str, Callable[..., nn.Module]] = {
+    "mlp-mixer": partial(mlp_mixer.MlpMixer, **MLP),
+    "resmlp": partial(
+        mlp_mixer.MlpMixer, **MLP, mlp_ratio=4, block_layer=mlp_mixer.ResBlock, norm_layer=mlp_mixer.Affine
+    ),
+    "gmlp": partial(
+        mlp_mixer.MlpMixer, **MLP, mlp_ratio=6, block_layer=mlp_mixer.SpatialGatingBlock, mlp_layer=mlp_mixer.GatedMlp
+    ),
+    "convmixer": partial(convmixer.ConvMixer, dim=16, depth=3, patch_size=4),
+    "metaformer": partial(metaformer.MetaFormer, depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)),
+    "focalnet-timm": partial(focalnet.FocalNet, depths=(1, 1, 1, 1), embed_dim=8),
+}
+"""Networks whose sizes `create_model` does not let one choose."""
+
+
 def _from_timm(name: str, size: int, options: dict[str, Any]) -> Network:
     return Network(timm.create_model(name, num_classes=CLASSES, **options), size)
 
 
 def of_timm() -> dict[str, Callable[[], Network]]:
-    return {name: partial(_from_timm, name, size, options) for name, (size, options) in TIMM.items()}
+    named = {name: partial(_from_timm, name, size, options) for name, (size, options) in TIMM.items()}
+    return named | {name: partial(_of_class, make) for name, make in OF_CLASS.items()}
+
+
+def _of_class(make: Callable[..., nn.Module]) -> Network:
+    return Network(make(num_classes=CLASSES), 32)
 
 
 def _swin() -> nn.Module:
