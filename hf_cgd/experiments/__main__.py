@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("grid", help=f"A preset ({', '.join(PRESETS)}), a YAML file, or a recipe.")
-    parser.add_argument("--objectives", nargs="+", help="Instead of the grid's own.")
+    parser.add_argument("--objectives", nargs="+", help='Instead of the grid\'s own; "cgd self_term=split_half" too.')
     parser.add_argument(
         "--values",
         nargs="+",
@@ -151,7 +151,7 @@ def _changed(preset: Preset, own: argparse.Namespace, options: dict[str, Any]) -
 
 def _of_use(values: dict[str, Any], objectives: Sequence[str]) -> dict[str, Any]:
     """Without the knobs of objectives that the command line leaves out."""
-    known = [objective for objective in objectives if objective in OBJECTIVES or ":" in objective]
+    known = [objective for objective in objectives if objective.split(" ")[0] in OBJECTIVES or ":" in objective]
     return {name: choices for name, choices in values.items() if any(has_option(o, name) for o in known)}
 
 

@@ -7,15 +7,20 @@ from torch import Tensor
 
 from hf_cgd.functional import cgd_reference_step, cgd_step, require_nonnegative, upweights
 from hf_cgd.objectives.adaptive import AdaptiveObjective
-from hf_cgd.objectives.base import GroupStatistics, Statistic, require_at_least_zero, require_one_of
+from hf_cgd.objectives.base import (
+    VARIANTS,
+    GroupStatistics,
+    Statistic,
+    Variant,
+    require_at_least_zero,
+    require_one_of,
+)
 
 Scaling = Literal["loss", "gradient"]
 Interaction = Literal["sum", "mean"]
-Variant = Literal["paper", "reference"]
 SelfTerm = Literal["one", "split_half"]
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 INTERACTIONS: tuple[Interaction, ...] = get_args(Interaction)
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
 SELF_TERMS: tuple[SelfTerm, ...] = get_args(SelfTerm)
 
 
