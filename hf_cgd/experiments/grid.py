@@ -162,7 +162,9 @@ def _own_options(objective: str) -> dict[str, str]:
     """
     words = [word.partition("=") for word in objective.split(" ")[1:]]
     if not all(name and value for name, _, value in words):
-        raise ValueError(f"Expected an objective and options as name=value, one space between them, got {objective!r}.")
+        raise ValueError(
+            f"Expected an objective and options as name=value, one space between them, got {objective!r}."
+        )
     return {name: value for name, _, value in words}
 
 

@@ -1,5 +1,7 @@
 """Tables and pictures of a grid."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from grids import RECIPE, result
@@ -32,6 +34,19 @@ def test_the_table_of_results() -> None:
         ["cgd", "step_size=1", "40.0 (0.0)", "75.0 (0.0)", "2"],
         ["cgd", "step_size=0.1 *", "50.0", "75.0", "1 of 2"],
     ]
+
+
+def test_the_mean_of_the_last_evaluations_stands_beside_the_best() -> None:
+    grid = Grid(RECIPE, ("erm",), seeds=(0, 1))
+    ends = [[0.9, 0.1, 0.2, 0.3], [0.4, 0.4, 0.4]]
+    results = [
+        replace(result(run, 0.5, 0.5), evaluations=[{"worst_group_accuracy": value} for value in values])
+        for run, values in zip(grid.search_runs(), ends, strict=True)
+    ]
+    rows = result_rows(choose(grid, results))
+    assert rows[0][-1] == "worst_group_accuracy, last 3 evaluations on validation" and rows[1][-1] == "30.0 (14.1)"
+    short = [results[0], replace(results[1], evaluations=results[1].evaluations[1:])]
+    assert result_rows(choose(grid, short))[0][-1] == "chosen, seeds", "not of some runs only"
 
 
 def test_the_table_says_which_values_were_chosen_where() -> None:
