@@ -32,8 +32,8 @@ def result_rows(
     """Cells of the table of results: a row for each objective, under it the paper's; for each condition the columns.
 
     Mean (standard deviation) over the seeds; accuracies in per cent. Then come the chosen values and how many seeds
-    there are and, where the reports tell, how far the worst group can be trusted: see `standing`. Last comes the mean of
-    the last of `columns` over the evaluations at the end of the runs, which nobody chose, where all have left them.
+    there are and, where the reports tell, how far the worst group can be trusted: see `standing`. Last comes the last
+    of `columns`, its mean over the evaluations at the end of the runs, which nobody chose, where all have left them.
 
     Args:
         choices: what `choose` gives.

@@ -45,9 +45,9 @@ class ERMUW(Objective):
 
     Args:
         adjustment: C >= 0; 0 weighs all groups alike, whatever their size.
-        variant: "paper", or "reference" for the authors' released code: alpha_i = n_i / sum_j n_j. Of batches that hold
-            all groups equally often, which that code demands, this is plain ERM again, with less noise in the rare
-            groups. No `adjustment` then.
+        variant: "paper", or "reference" for the authors' released code: alpha_i = n_i / sum_j n_j. Of batches that
+            hold all groups equally often, which that code demands, this makes plain ERM again, with less noise in the
+            rare groups. It has no `adjustment`.
 
     Raises:
         ValueError: a value outside its range, or an `adjustment` that the reference does not have.
