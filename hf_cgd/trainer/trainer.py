@@ -14,9 +14,11 @@ from hf_cgd.metrics.custom_metrics import as_group_metrics
 from hf_cgd.metrics.values import without_arrays
 from hf_cgd.models.outputs import class_names_of, logits_of
 from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.diagnosis import GroupDiagnosis
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
+from hf_cgd.trainer.diagnosis import STEPS, diagnose
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
@@ -122,6 +124,20 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         names, objective = self.eval_groups.names, self.group_objective.name
         step = None if self.robust_loss is None else self.robust_loss.steps
         return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights, step)
+
+    def diagnose_groups(self, steps: int = STEPS) -> GroupDiagnosis:
+        """Numbers that tell what weighing the groups can do, from some training steps that change nothing.
+
+        `print` what it returns. Call it after a short run: the numbers are those of the model as it is. Batches are
+        drawn as in training, the group gradients taken over `gradient_layers`; no parameter moves.
+
+        Args:
+            steps: batches (windows under accumulation) to average over.
+
+        Raises:
+            ValueError: there are no training groups, or parameters are sharded.
+        """
+        return diagnose(self, steps)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
@@ -269,9 +285,9 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
             self.groups, self.eval_groups, self.group_key = self._setup.groups, self._setup.evaluation, self._setup.key
             self._signature_columns = None
 
-    def _build_loss(self) -> GroupRobustLoss | None:
-        """Objective and loss of a run, for the options and the model as they are now."""
-        self.group_objective = objective_of(self._given_objective, self.args)
+    def _build_loss(self, objective: Objective | None = None) -> GroupRobustLoss | None:
+        """Objective (or another one) and loss of a run, for the options and the model as they are now."""
+        self.group_objective = objective or objective_of(self._given_objective, self.args)
         self._read_groups()
         trains = self.groups is not None
         self._forward = GroupForward(self._network, self.group_objective, self.args, trains, self._own_loss)
@@ -280,8 +296,10 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
             self.group_objective, self._setup, self.accelerator
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
-        build, objective = self._engine_choice.build_loss, self.group_objective
-        return None if self.groups is None else build(objective, self.groups, self._network, self.accelerator)
+        build = self._engine_choice.build_loss
+        return (
+            None if self.groups is None else build(self.group_objective, self.groups, self._network, self.accelerator)
+        )
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()
