@@ -126,16 +126,10 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
         return self.group_evaluation.report(metric_key_prefix, names, objective, counts, weights, step)
 
     def diagnose_groups(self, steps: int = STEPS) -> GroupDiagnosis:
-        """Numbers that tell what weighing the groups can do, from some training steps that change nothing.
+        """Losses, noise and agreement of the groups in so many training steps that change nothing; `print` it.
 
-        `print` what it returns. Call it after a short run: the numbers are those of the model as it is. Batches are
-        drawn as in training, the group gradients taken over `gradient_layers`; no parameter moves.
-
-        Args:
-            steps: batches (windows under accumulation) to average over.
-
-        Raises:
-            ValueError: there are no training groups, or parameters are sharded.
+        Call it after a short run: the numbers are those of the model as it is, with batches drawn as in training and
+        gradients over `gradient_layers`. Raises a ValueError without training groups, and with sharded parameters.
         """
         return diagnose(self, steps)
 
@@ -296,10 +290,8 @@ class GroupRobustTrainer(EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearc
             self.group_objective, self._setup, self.accelerator
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
-        build = self._engine_choice.build_loss
-        return (
-            None if self.groups is None else build(self.group_objective, self.groups, self._network, self.accelerator)
-        )
+        build, chosen = self._engine_choice.build_loss, self.group_objective
+        return None if self.groups is None else build(chosen, self.groups, self._network, self.accelerator)
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()

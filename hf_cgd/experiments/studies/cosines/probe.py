@@ -32,7 +32,7 @@ def probe(
         learning_rate: of SGD.
     """
     data = task.splits["train"]
-    seeds, groups = len(data.group_ids), int(data.group_ids.max()) + 1
+    seeds = len(data.group_ids)
     steps = warm_up + batches
     orders = np.stack([orders_of(own, batch_size, steps, seed) for seed, own in enumerate(data.group_ids)])
     layers = [layer[:, None] for layer in task.layers]
