@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.metrics.diagnosis import GroupDiagnosis, diagnosis_of
 from hf_cgd.objectives import GroupStatistics, Objective
 from hf_cgd.objectives.base import Statistic
-from hf_cgd.robust_loss.diagnosis import GroupDiagnosis, diagnosis_of
 from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.sharding import is_sharded
 

@@ -11,10 +11,10 @@ from transformers.trainer_utils import TrainOutput
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.metrics import GroupReport, is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
+from hf_cgd.metrics.diagnosis import GroupDiagnosis
 from hf_cgd.metrics.values import without_arrays
 from hf_cgd.models.outputs import class_names_of, logits_of
 from hf_cgd.objectives import Objective
-from hf_cgd.robust_loss.diagnosis import GroupDiagnosis
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of

@@ -9,8 +9,8 @@ from hf_cgd.experiments.studies.cosines.data import StudyTask
 from hf_cgd.experiments.studies.cosines.estimators import gram_of, split_self_products
 from hf_cgd.experiments.studies.cosines.training import orders_of, places_of, statistics_of
 from hf_cgd.experiments.studies.simple_settings import LEARNING_RATE
+from hf_cgd.metrics.diagnosis import GroupDiagnosis, diagnosis_of
 from hf_cgd.objectives import GroupStatistics
-from hf_cgd.robust_loss.diagnosis import GroupDiagnosis, diagnosis_of
 
 
 def probe(

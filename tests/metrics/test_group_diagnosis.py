@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hf_cgd.functional import merge_halves
+from hf_cgd.metrics.diagnosis import diagnosis_of
 from hf_cgd.objectives import GroupStatistics
-from hf_cgd.robust_loss.diagnosis import diagnosis_of
 
 F64 = torch.float64
 

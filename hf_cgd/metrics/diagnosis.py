@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_cgd.functional import cgd_exponents
+from hf_cgd.metrics.tables import plain
 from hf_cgd.objectives import GroupStatistics
 
 MAX_COLUMNS = 8
@@ -57,15 +58,10 @@ class GroupDiagnosis:
             row = [name, f"{self.examples[place]:.1f}", f"{self.losses[place]:.3f}", signal]
             row += [f"{number:+.3f}" for number in numbers]
             rows.append(row + ([f"{cosine:+.2f}" for cosine in self.agreement[place]] if few else []))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        ]
-        above = f"{self.steps} steps. Pulls: where the weights would go. " + (
-            "Columns of groups: agreement of the gradients, noise taken out" if few else ""
-        )
-        return "\n".join([above, *lines])
+        above = f"{self.steps} steps. Pulls: where the weights would go."
+        if few:
+            above += " Columns of groups: agreement of the gradients, noise taken out."
+        return f"{above}\n{plain(rows)}"
 
 
 def diagnosis_of(steps: Sequence[GroupStatistics]) -> GroupDiagnosis:
