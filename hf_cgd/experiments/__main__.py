@@ -24,6 +24,7 @@ from hf_cgd.experiments.summary import (
     COLUMNS,
     accuracy_figure,
     condition_figure,
+    learning_figure,
     reported_split,
     result_rows,
     search_rows,
@@ -226,6 +227,9 @@ def _show(preset: Preset, outcome: Outcome, folder: Path) -> None:
         if own and all(row.get("accuracy") is not None for row in own[0].results[0].groups[split]):
             name = "groups" if not condition else f"groups_{place}"
             figures[name] = accuracy_figure(own, condition, split)
+        curves = learning_figure(own, condition, grid.metric)
+        if curves is not None:
+            figures["learning" if not condition else f"learning_{place}"] = curves
     compared = list(grid.conditions.values())
     if len(compared) == 1 and len(compared[0]) > 1 and all(isinstance(value, (int, float)) for value in compared[0]):
         figures["conditions"] = condition_figure(outcome.choices, grid.metric, split)

@@ -174,6 +174,23 @@ def condition_figure(choices: Sequence[Choice], metric: str, split: str = "test"
     return sweep_figure(curves, xlabel=names.pop(), ylabel=metric.replace("_", " "))
 
 
+def learning_figure(choices: Sequence[Choice], condition: Setting, metric: str) -> "Figure | None":
+    """The metric on validation against the step, a line for each objective; None where runs have left no evaluations.
+
+    A step counts where all runs of an objective were evaluated.
+    """
+    curves: dict[str, dict[float, np.ndarray]] = {}
+    for choice in choices:
+        runs = [{e["step"]: e[metric] for e in r.evaluations if metric in e} for r in choice.results]
+        shared = [step for step in (runs[0] if runs else ()) if all(step in run for run in runs)]
+        if choice.condition == condition and shared:
+            curves[choice.objective] = {step: np.array([run[step] for run in runs]) for step in shared}
+    if not curves:
+        return None
+    ylabel = f"{metric.replace('_', ' ')}, validation"
+    return sweep_figure(curves, xlabel="step", ylabel=ylabel, title=setting_name(condition) or None)
+
+
 def _by_condition(texts: Mapping[str, str]) -> str:
     """One text where it is the same under all conditions, else each behind the name of its condition."""
     if len(set(texts.values())) == 1:
