@@ -36,7 +36,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "55.3 (0.7)" in (tmp_path / "tables.md").read_text() and "\\toprule" in (tmp_path / "tables.tex").read_text()
     )
     pictures = {path.name for path in tmp_path.glob("*.png")}
-    assert pictures == {"groups_0.png", "groups_1.png", "conditions.png"}
+    assert pictures == {"groups_0.png", "groups_1.png", "conditions.png", "learning_0.png", "learning_1.png"}
     before = starts(tmp_path)
     assert main([*words, "--table", "--", "--group_column", "label", "place", "--bf16"]) == 0
     assert capsys.readouterr().out == printed and starts(tmp_path) == before
