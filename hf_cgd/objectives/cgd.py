@@ -28,6 +28,8 @@ SELF_TERMS: tuple[SelfTerm, ...] = get_args(SelfTerm)
 class CGD(AdaptiveObjective):
     """Common Gradient Descent (equation 5): alpha_i <- alpha_i exp(eta_a sum_j (l_i l_j)^p cos(g_i, g_j)).
 
+    With two groups, p = 1/2 and a self term of one this is Group-DRO: the one cross term is the same for both groups.
+
     Args:
         step_size, adjustment, absent_groups, min_weight: see `AdaptiveObjective`. With `adjustment` C > 0 every l of
             the exponent is l + C / sqrt(n). An absent group takes part neither as i nor as j.
