@@ -12,6 +12,8 @@ from hf_cgd.objectives import GroupStatistics
 
 MAX_COLUMNS = 8
 """Of more groups the agreement is not printed."""
+AGREE = 0.3
+"""Mean agreement from which on groups count as agreeing."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,41 @@ class GroupDiagnosis:
         above = f"{self.steps} steps. Pulls: where the weights would go."
         if few:
             above += " Columns of groups: agreement of the gradients, noise taken out."
-        return f"{above}\n{plain(rows)}"
+        return f"{above}\n{plain(rows)}\n{self.advice}"
+
+    @property
+    def stands_apart(self) -> int | None:
+        """The group of the highest loss, where its gradient opposes the others' and these agree; None elsewhere.
+
+        So its mean agreement with them is negative, and theirs with one another above `AGREE`; two groups have no
+        others that could agree. docs/reproduction.md says where Group-DRO was worse than equal weights: on all
+        problems that had such a group, and on none of the rest.
+        """
+        rated = [place for place in range(len(self.names)) if not self.losses[place].isnan()]
+        if len(rated) < 3:
+            return None
+        highest = max(rated, key=lambda place: float(self.losses[place]))
+        others = [place for place in rated if place != highest]
+        between = self.agreement[others][:, others]
+        pairs = between[~torch.eye(len(others), dtype=torch.bool)]
+        opposes = self.agreement[highest][others].nanmean() < 0
+        return highest if bool(opposes & (pairs.nanmean() > AGREE)) else None
+
+    @property
+    def advice(self) -> str:
+        """What follows for the choice of an objective, as far as measurements bear it."""
+        if len(self.names) == 2:
+            return "Two groups: CGD moves the weights as Group-DRO does, unless self_term='split_half'."
+        if self.stands_apart is None:
+            return (
+                "No group stands apart. Where that was so, no objective differed from equal weights in balanced "
+                "batches by more than the spread over seeds: start with objective='erm_uw'."
+            )
+        return (
+            f"{self.names[self.stands_apart]!r} has the highest loss, and its gradient opposes the others', which "
+            "agree: it may be noisy. Not Group-DRO, which would follow it, but objective='cgd', "
+            "self_term='split_half', or equal weights (objective='erm_uw')."
+        )
 
 
 def diagnosis_of(steps: Sequence[GroupStatistics]) -> GroupDiagnosis:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_cgd.functional import merge_halves
-from hf_cgd.metrics.diagnosis import diagnosis_of
+from hf_cgd.metrics.diagnosis import GroupDiagnosis, diagnosis_of
 from hf_cgd.objectives import GroupStatistics
 
 F64 = torch.float64
@@ -51,6 +51,31 @@ def test_noise_is_taken_out_of_the_agreement() -> None:
     assert found.signal.tolist() == pytest.approx([0.25, 0.25], abs=0.02)
     assert found.agreement[0, 1].item() == pytest.approx(0.8, abs=0.06)
     assert found.cosines[0, 1].item() == pytest.approx(0.8 * 0.25, abs=0.03)
+
+
+def of_directions(losses: list[float], directions: list[list[float]]) -> GroupDiagnosis:
+    """A diagnosis of groups whose gradients have no noise."""
+    halves = torch.tensor(directions)[:, None].repeat(1, 2, 1)
+    return diagnosis_of([step(halves, losses, [[2, 2]] * len(losses))])
+
+
+@pytest.mark.parametrize(
+    ("losses", "directions", "apart"),
+    [
+        ([0.3, 0.9, 0.2], [[1.0, 0.1], [-1.0, 0.2], [1.0, -0.1]], 1),
+        ([0.9, 0.3, 0.2], [[1.0, 0.1], [-1.0, 0.2], [1.0, -0.1]], None),  # What opposes has not the highest loss.
+        ([0.3, 0.9, 0.2], [[1.0, 0.0], [-1.0, -1.0], [0.0, 1.0]], None),  # The others do not agree.
+        ([0.3, 0.9, 0.2], [[1.0, 0.1], [1.0, 0.2], [1.0, -0.1]], None),
+        ([0.9, 0.3, 0.2, 0.1], [[1.0, 0.3], [1.0, -0.3], [-1.0, -0.3], [-1.0, 0.3]], None),  # Crossed with the label.
+        ([0.3, 0.9], [[1.0, 0.1], [-1.0, 0.2]], None),
+    ],
+)
+def test_a_group_that_stands_apart(losses: list[float], directions: list[list[float]], apart: int | None) -> None:
+    found = of_directions(losses, directions)
+    assert found.stands_apart == apart
+    assert ("Not Group-DRO" in found.advice) == (apart is not None)
+    assert ("'g1' has the highest loss" in str(found)) == (apart == 1)
+    assert ("Two groups" in found.advice) == (len(losses) == 2)
 
 
 def test_groups_that_are_rare() -> None:
