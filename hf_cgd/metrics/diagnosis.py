@@ -70,7 +70,7 @@ class GroupDiagnosis:
         """The group of the highest loss, where its gradient opposes the others' and these agree; None elsewhere.
 
         So its mean agreement with them is negative, and theirs with one another above `AGREE`; two groups have no
-        others that could agree. docs/reproduction.md says where Group-DRO was worse than equal weights: on all
+        others that could agree. docs/results.md says where Group-DRO was worse than equal weights: on all
         problems that had such a group, and on none of the rest.
         """
         rated = [place for place in range(len(self.names)) if not self.losses[place].isnan()]
@@ -90,8 +90,8 @@ class GroupDiagnosis:
             return "Two groups: CGD moves the weights as Group-DRO does, unless self_term='split_half'."
         if self.stands_apart is None:
             return (
-                "No group stands apart. Where that was so, no objective differed from equal weights in balanced "
-                "batches by more than the spread over seeds: start with objective='erm_uw'."
+                "No group stands apart: these numbers do not tell the objectives apart. Try equal weights in balanced "
+                "batches first (objective='erm_uw'), and others beside it on validation."
             )
         return (
             f"{self.names[self.stands_apart]!r} has the highest loss, and its gradient opposes the others', which "
