@@ -60,12 +60,14 @@ def diagnose(trainer: "GroupRobustTrainer", steps: int) -> GroupDiagnosis:
     probe = Probe()
     with _undisturbed(trainer):
         trainer.robust_loss = trainer._build_loss(probe)
-        trainer.model.train()
+        model = trainer.model
+        assert model is not None
+        model.train()
         for batches, num_items in _steps(trainer, steps):
             for batch in batches:
                 with trainer.compute_loss_context_manager():
                     inputs = trainer._prepare_inputs(batch)
-                    trainer.compute_loss(trainer.model, inputs, num_items_in_batch=num_items)
+                    trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
     return diagnosis_of(probe.kept)
 
 
@@ -89,7 +91,7 @@ def _steps(trainer: "GroupRobustTrainer", steps: int) -> Iterator[tuple[list[Any
 @contextmanager
 def _undisturbed(trainer: "GroupRobustTrainer") -> Iterator[None]:
     """Afterwards trainer, model and random numbers are as they were before."""
-    model: nn.Module = trainer.model
+    model: nn.Module = trainer._network
     before = {name: getattr(trainer, name) for name in _SWAPPED if hasattr(trainer, name)}
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
