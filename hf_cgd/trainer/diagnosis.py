@@ -74,15 +74,17 @@ def diagnose(trainer: "GroupRobustTrainer", steps: int) -> GroupDiagnosis:
 def _steps(trainer: "GroupRobustTrainer", steps: int) -> Iterator[tuple[list[Any], Any]]:
     """The micro-batches of so many optimizer steps, from as many epochs as they take."""
     loader = trainer.get_train_dataloader()
-    epoch, iterator = 0, iter(loader)
+    epoch, iterator, fresh = 0, iter(loader), True
     while steps:
         size, device = trainer.args.gradient_accumulation_steps, trainer.args.device
         batches, num_items = trainer.get_batch_samples(iterator, size, device)
         if batches:
-            steps -= 1
+            steps, fresh = steps - 1, False
             yield batches, num_items
             continue
-        epoch += 1
+        if fresh:
+            raise ValueError("An epoch of the training set has no batch. Give it more rows, or smaller batches.")
+        epoch, fresh = epoch + 1, True
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
         iterator = iter(loader)

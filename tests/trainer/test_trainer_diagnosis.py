@@ -83,5 +83,7 @@ def test_what_cannot_be_diagnosed_is_refused(trainer: Build) -> None:
         trainer().diagnose_groups(steps=0)
     with pytest.raises(ValueError, match="needs training groups: set group_column"):
         trainer({"objective": "erm", "group_column": None}).diagnose_groups()
+    with pytest.raises(ValueError, match="has no batch"):
+        trainer({"per_device_train_batch_size": 32, "dataloader_drop_last": True}).diagnose_groups()
     with pytest.raises(ValueError, match="tensor_hooks' rule out"):
         trainer({"gradient_engine": "tensor_hooks"}).diagnose_groups()
