@@ -50,8 +50,9 @@ def run(
 ) -> GroupRobustTrainer:
     """Train on `splits["train"]`, report the groups of "validation" and "test" where there are any, save.
 
-    Prints the tables of groups (on the main process) and writes model, `metrics.json` and `group_report.json` to
-    `config.output_dir`. A folder that holds an earlier run ends the program with a message, see `prepare_output`.
+    Prints the tables of groups (on the main process) and writes model, `metrics.json`, `group_report.json` and
+    `trainer_state.json` to `config.output_dir`. A folder that holds an earlier run ends the program with a message,
+    see `prepare_output`.
 
     Args:
         config: the run. A `RecipeConfig` with `do_train=False` evaluates: the model as it was loaded, or the
@@ -79,6 +80,8 @@ def run(
     )
     if trains:
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+        # The log of the whole run: the checkpoint that is kept may be an earlier one.
+        trainer.save_state()
     else:
         with readable_errors(config):
             _load_for_evaluation(trainer)

@@ -11,7 +11,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from hf_cgd.cli import BEST_WORST_GROUP
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.selection import RunResult
-from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 
 RUN_FILE = "experiment.json"
 """Options of a run, and its result once it has finished."""
@@ -73,11 +72,9 @@ def finished_result(grid: Grid, output_dir: Path, run: Run) -> RunResult | None:
 
 
 def evaluations_in(folder: Path) -> list[dict[str, float]]:
-    """Metrics of each evaluation of a run, without "eval_", and their "step"; [] where it has left no checkpoint."""
-    checkpoint = last_complete_checkpoint(str(folder)) if any(folder.glob("checkpoint-*")) else None
-    if checkpoint is None:
-        return []
-    state = json.loads((Path(checkpoint) / TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    """Metrics of each evaluation of a run, without "eval_", and their "step"; [] where it has left no log."""
+    path = folder / TRAINER_STATE_NAME
+    state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     return [
         {"step": entry["step"]} | {name.removeprefix("eval_"): v for name, v in entry.items() if "eval_" in name}
         for entry in state.get("log_history", ())

@@ -137,8 +137,12 @@ def test_a_real_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     """The table holds the numbers of the runs, read from their own files."""
     monkeypatch.chdir(ROOT)
     words = ["multinli", "--fast", "--objectives", "cgd", "--values", "step_size=0.1", "--output_dir", str(tmp_path)]
-    told = ["--use_cpu", "--max_steps", "3", "--eval_strategy", "no", "--load_best_model_at_end", "false"]
+    told = ["--use_cpu", "--max_steps", "3"]
+    for when in ("eval", "save"):
+        told += [f"--{when}_strategy", "steps", f"--{when}_steps", "1"]
     assert main([*words, "--", *told]) == 0
     report = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/group_report.json").read_text())["test"]["overall"]
+    result = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/experiment.json").read_text())["result"]
+    assert [entry["step"] for entry in result["evaluations"]] == [1, 2, 3], "whichever was best"
     row = f"| cgd | {100 * report['accuracy']:.1f} | {100 * report['worst_group_accuracy']:.1f} | step_size=0.1, 1 |"
     assert row in " ".join(capsys.readouterr().out.split())

@@ -29,7 +29,8 @@ def test_a_grid_is_run_once(tmp_path: Path) -> None:
     assert all(len(times) == 1 for times in starts(tmp_path).values()), "nothing that has finished is run again"
     assert tuple(load_results(small(), tmp_path)) == outcome.results
     left = {path.name for path in (tmp_path / "erm/seed-0").iterdir()}
-    assert left == {"starts.txt", "log.txt", "experiment.json", "group_report.json"}, "models are not kept"
+    kept = {"starts.txt", "log.txt", "experiment.json", "group_report.json", "trainer_state.json"}
+    assert left == kept, "models are not kept"
 
 
 def test_evaluations_of_a_run_are_kept_beside_the_best_one(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ checkpoint.mkdir(exist_ok=True)
 score = round(0.5 + 0.1 * own.step_size + 0.01 * own.seed - 0.001 * own.ratio, 6)
 evaluations = [{"step": step, "eval_worst_group_accuracy": score - 0.1 * step, "eval_loss": 1.0} for step in range(5)]
 history = [{"step": 0, "loss": 2.0}, *evaluations]
-(checkpoint / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+for place in (folder, checkpoint):
+    (place / "trainer_state.json").write_text(json.dumps({"log_history": history}))
 report = {
     split: {
         "overall": {"accuracy": 0.9, "worst_group_accuracy": score - shift, "loss": 1 - score},
