@@ -134,6 +134,19 @@ def test_orthogonal_gradients_give_group_dro() -> None:
     assert torch.allclose(cgd, group_dro_step(alpha, losses, step_size=0.3), atol=1e-15)
 
 
+@pytest.mark.parametrize("cosine", [-0.9, 0.0, 0.7])
+def test_two_groups_give_group_dro_whatever_their_gradients(cosine: float) -> None:
+    """The cross term (l_1 l_2)^p cos is the same for both and cancels; that of a third group does not."""
+    alpha, losses = tensor(0.3, 0.7), tensor(2.0, 0.5)
+    gram = torch.tensor([[4.0, 6 * cosine], [6 * cosine, 9.0]], dtype=F64)
+    two = cgd_step(alpha, losses, gram, step_size=0.3, adjustments=tensor(0.1, 1.0))
+    assert torch.allclose(two, group_dro_step(alpha, losses, step_size=0.3, adjustments=tensor(0.1, 1.0)))
+    third = torch.tensor([[4.0, 6 * cosine, 2.0], [6 * cosine, 9.0, -3.0], [2.0, -3.0, 4.0]], dtype=F64)
+    three = tensor(0.3, 0.3, 0.4), tensor(2.0, 0.5, 1.0)
+    own, other = cgd_step(*three, third, step_size=0.3), group_dro_step(*three, step_size=0.3)
+    assert (own[0] / own[1]).item() != pytest.approx((other[0] / other[1]).item(), rel=1e-3)
+
+
 def test_one_group_has_weight_one() -> None:
     one, loss = tensor(1), tensor(0.7)
     assert group_dro_step(one, loss, step_size=5).tolist() == [1]

@@ -79,6 +79,8 @@ def run(
     )
     if trains:
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+        # The log of the whole run: the checkpoint that is kept may be an earlier one.
+        trainer.save_state()
     else:
         with readable_errors(config):
             _load_for_evaluation(trainer)

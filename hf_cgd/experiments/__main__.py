@@ -24,6 +24,7 @@ from hf_cgd.experiments.summary import (
     COLUMNS,
     accuracy_figure,
     condition_figure,
+    learning_figure,
     reported_split,
     result_rows,
     search_rows,
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("grid", help=f"A preset ({', '.join(PRESETS)}), a YAML file, or a recipe.")
-    parser.add_argument("--objectives", nargs="+", help="Instead of the grid's own.")
+    parser.add_argument("--objectives", nargs="+", help='Instead of the grid\'s own; "cgd self_term=split_half" too.')
     parser.add_argument(
         "--values",
         nargs="+",
@@ -151,7 +152,7 @@ def _changed(preset: Preset, own: argparse.Namespace, options: dict[str, Any]) -
 
 def _of_use(values: dict[str, Any], objectives: Sequence[str]) -> dict[str, Any]:
     """Without the knobs of objectives that the command line leaves out."""
-    known = [objective for objective in objectives if objective in OBJECTIVES or ":" in objective]
+    known = [objective for objective in objectives if objective.split(" ")[0] in OBJECTIVES or ":" in objective]
     return {name: choices for name, choices in values.items() if any(has_option(o, name) for o in known)}
 
 
@@ -226,6 +227,9 @@ def _show(preset: Preset, outcome: Outcome, folder: Path) -> None:
         if own and all(row.get("accuracy") is not None for row in own[0].results[0].groups[split]):
             name = "groups" if not condition else f"groups_{place}"
             figures[name] = accuracy_figure(own, condition, split)
+        curves = learning_figure(own, condition, grid.metric)
+        if curves is not None:
+            figures["learning" if not condition else f"learning_{place}"] = curves
     compared = list(grid.conditions.values())
     if len(compared) == 1 and len(compared[0]) > 1 and all(isinstance(value, (int, float)) for value in compared[0]):
         figures["conditions"] = condition_figure(outcome.choices, grid.metric, split)

@@ -36,7 +36,9 @@ class Grid:
     Attributes:
         recipe: path of a script that takes the options of `GroupRobustConfig` and writes `group_report.json` to its
             `output_dir`, as those that end with `hf_cgd.cli.run` do.
-        objectives: names among `hf_cgd.objectives.OBJECTIVES`, or import paths of your own (`objective_named`).
+        objectives: names among `hf_cgd.objectives.OBJECTIVES`, or import paths of your own (`objective_named`). Behind
+            a name may stand options that hold for it alone and tell it from the others of its kind:
+            "cgd self_term=split_half".
         values: {option: values}. One of them is chosen by validation. A knob of some objectives (`step_size`,
             `adjustment`, `penalty_weight`, …) is searched for those that have it, any other option for all.
         conditions: {option: values} that are compared, not chosen among: data sets, ratios, batch sizes. Each
@@ -70,10 +72,15 @@ class Grid:
                 _require_distinct(name, getattr(self, name))
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in (*self.objectives, *self.objective_options):
-            objective_named(name)
+            objective_named(_base(name))
+        for name in self.objectives:
+            foreign = [option for option in _own_options(name) if not has_option(name, option)]
+            if foreign:
+                raise ValueError(f"{name!r}: {_base(name)} has no option {', '.join(foreign)}. Remove it.")
         for name, choices in (*self.values.items(), *self.conditions.items()):
             _require_distinct(name, choices)
-        sources = [self.values, self.conditions, self.options, *self.objective_options.values()]
+        named = [_own_options(name) for name in self.objectives]
+        sources = [self.values, self.conditions, self.options, *self.objective_options.values(), *named]
         reserved = {"objective", "seed", "output_dir", "resume_from_checkpoint"}
         taken = [name for source in sources for name in source]
         twice = sorted(
@@ -104,7 +111,7 @@ class Grid:
 
     def points(self, objective: str) -> list[Setting]:
         """Every combination of the values that this objective has, a single empty one where it has none."""
-        fixed = self.objective_options.get(objective, {})
+        fixed = self._particular(objective)
         searched = {
             name: choices for name, choices in self.values.items() if has_option(objective, name) and name not in fixed
         }
@@ -128,14 +135,37 @@ class Grid:
     def options_of(self, run: Run) -> dict[str, Any]:
         """Options of the recipe for one run, without its folder."""
         common = {name: value for name, value in self.options.items() if has_option(run.objective, name)}
-        particular = self.objective_options.get(run.objective, {})
-        given = {**common, **particular, **dict(run.condition), **dict(run.point)}
-        return {"objective": run.objective, "seed": run.seed, **given}
+        given = {**common, **self._particular(run.objective), **dict(run.condition), **dict(run.point)}
+        return {"objective": _base(run.objective), "seed": run.seed, **given}
+
+    def _particular(self, objective: str) -> dict[str, Any]:
+        """Options of this objective alone; what stands in its name comes last."""
+        given = self.objective_options
+        return {**given.get(_base(objective), {}), **given.get(objective, {}), **_own_options(objective)}
 
 
 def has_option(objective: str, name: str) -> bool:
     """Whether an option is for this objective: its own knobs, and all that is no knob."""
-    return name not in KNOBS or name in knobs_of(objective)
+    return name not in KNOBS or name in knobs_of(_base(objective))
+
+
+def _base(objective: str) -> str:
+    """The objective's own name, without options behind it."""
+    return objective.split(" ")[0]
+
+
+def _own_options(objective: str) -> dict[str, str]:
+    """The options behind an objective's name.
+
+    Raises:
+        ValueError: something else than name=value stands there.
+    """
+    words = [word.partition("=") for word in objective.split(" ")[1:]]
+    if not all(name and value for name, _, value in words):
+        raise ValueError(
+            f"Expected an objective and options as name=value, one space between them, got {objective!r}."
+        )
+    return {name: value for name, _, value in words}
 
 
 def runs_of(condition: Setting, objective: str, point: Setting, seeds: Sequence[int]) -> list[Run]:

@@ -1,6 +1,7 @@
 """The CGD paper's grids: one for each benchmark, of what it tried there (`hf_cgd.tasks.paper`), and appendix E.
 
 Chosen here and not stated there: which ratios of appendix E. What a benchmark's own grid leaves open, its task says.
+By the released code: batches drawn with replacement, all groups equally likely, for all but ERM.
 """
 
 from collections.abc import Mapping
@@ -46,6 +47,10 @@ class Preset:
         return replace(self, grid=replace(self.grid, **{**self.fast, "options": options}), published={})
 
 
+_BALANCED = {"group_sampling": "weighted"}
+_ORDINARY = {"erm": {"group_sampling": "none"}}
+
+
 def _of_paper(kind: type[Task], fast: Mapping[str, Any] | None = None) -> Preset:
     """The paper's grid of a benchmark; its small version is made-up data, unless `fast` says otherwise."""
     info = kind().info
@@ -56,7 +61,8 @@ def _of_paper(kind: type[Task], fast: Mapping[str, Any] | None = None) -> Preset
         search.objectives,
         search.values,
         seeds=tuple(range(search.seeds)),
-        options={"preset": "paper", **search.options},
+        options={"preset": "paper", **_BALANCED, **search.options},
+        objective_options=_ORDINARY,
         metric=info.metric,
     )
     few = {name: values for name, values in ONE_STEP.items() if name in search.values}

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers.trainer import TRAINER_STATE_NAME
+
 from hf_cgd.cli import BEST_WORST_GROUP
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.selection import RunResult
@@ -67,6 +69,17 @@ def finished_result(grid: Grid, output_dir: Path, run: Run) -> RunResult | None:
     if "result" not in state:
         return None
     return RunResult(run, **state["result"])
+
+
+def evaluations_in(folder: Path) -> list[dict[str, float]]:
+    """Metrics of each evaluation of a run, without "eval_", and their "step"; [] where it has left no log."""
+    path = folder / TRAINER_STATE_NAME
+    state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return [
+        {"step": entry["step"]} | {name.removeprefix("eval_"): v for name, v in entry.items() if "eval_" in name}
+        for entry in state.get("log_history", ())
+        if any(name.startswith("eval_") for name in entry)
+    ]
 
 
 def _same(before: Any, now: Any) -> bool:

@@ -10,6 +10,9 @@ import numpy as np
 from hf_cgd.experiments.grid import Grid, Run, Setting, runs_of
 from hf_cgd.metrics import ONE_CLASS, lower_is_better
 
+LAST_EVALUATIONS = 3
+"""How many evaluations at the end of a run are averaged, to set beside the best one."""
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -20,12 +23,20 @@ class RunResult:
         metrics: by split ("validation", "test"): metrics over all groups, of the epoch that was best on validation.
         groups: by split: the rows of the table of groups (`GroupReport.to_dict()["groups"]`).
         seconds: from start to end, as far as this was not interrupted.
+        evaluations: metrics of each evaluation on validation, in the order of the run, with its "step"; () where the
+            run has left none.
     """
 
     run: Run
     metrics: Mapping[str, Mapping[str, float]]
     groups: Mapping[str, Sequence[Mapping[str, Any]]]
     seconds: float
+    evaluations: Sequence[Mapping[str, float]] = ()
+
+    def last_evaluations(self, metric: str) -> float:
+        """Mean of a metric over the last `LAST_EVALUATIONS`, which nobody chose; NaN where there are fewer."""
+        found = [entry[metric] for entry in self.evaluations if metric in entry][-LAST_EVALUATIONS:]
+        return float(np.mean(found)) if len(found) == LAST_EVALUATIONS else math.nan
 
     def collapsed(self, split: str) -> bool:
         """Whether the model predicts one class for all examples of a split (False for reports that do not say)."""

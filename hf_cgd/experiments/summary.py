@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hf_cgd.experiments.grid import Grid, Setting, runs_of, setting_name, value_name
-from hf_cgd.experiments.selection import Choice, RunResult
+from hf_cgd.experiments.selection import LAST_EVALUATIONS, Choice, RunResult
 from hf_cgd.metrics import GroupReport, GroupRow, wilson_interval
 from hf_cgd.metrics.tables import in_units
 from hf_cgd.plots import comparison_figure, sweep_figure
@@ -32,7 +32,8 @@ def result_rows(
     """Cells of the table of results: a row for each objective, under it the paper's; for each condition the columns.
 
     Mean (standard deviation) over the seeds; accuracies in per cent. Then come the chosen values and how many seeds
-    there are, and last, where the reports tell, how far the worst group can be trusted: see `standing`.
+    there are and, where the reports tell, how far the worst group can be trusted: see `standing`. Last comes the last
+    of `columns`, its mean over the evaluations at the end of the runs, which nobody chose, where all have left them.
 
     Args:
         choices: what `choose` gives.
@@ -42,11 +43,13 @@ def result_rows(
     """
     conditions = list(dict.fromkeys(choice.condition for choice in choices))
     head = [f"{setting_name(condition)} {column}".strip() for condition in conditions for column in columns]
-    rows = [["", *head, "chosen, seeds", "worst group"]]
+    last = f"{columns[-1]}, last {LAST_EVALUATIONS} evaluations on validation"
+    rows = [["", *head, "chosen, seeds", "worst group", last]]
     for objective in dict.fromkeys(choice.objective for choice in choices):
         own, papers = [objective], [f"{objective}, paper"]
         notes: dict[str, str] = {}
         standings: dict[str, str] = {}
+        ends: dict[str, str] = {}
         for condition in conditions:
             choice = next((c for c in choices if (c.condition, c.objective) == (condition, objective)), None)
             own += [_cell(choice, column, split) for column in columns]
@@ -54,10 +57,11 @@ def result_rows(
             if choice is not None:
                 notes[setting_name(condition)] = _note(choice)
                 standings[setting_name(condition)] = standing(choice.results, split)
-        rows.append([*own, _by_condition(notes), _by_condition(standings)])
+                ends[setting_name(condition)] = _at_the_end(choice, columns[-1])
+        rows.append([*own, *map(_by_condition, (notes, standings, ends))])
         if any(papers[1:]):
-            rows.append([*papers, "", ""])
-    return _without_empty_end(rows)
+            rows.append([*papers, "", "", ""])
+    return _without_empty_end(rows, 2)
 
 
 def search_rows(
@@ -82,7 +86,7 @@ def search_rows(
                 cells = [_mean(finished, grid.metric, name) for name in ("validation", split)]
                 worst = standing(finished, "validation")
                 rows.append([setting_name(condition), objective, setting_name(point) + mark, *cells, done, worst])
-    rows = _without_empty_end(rows)
+    rows = _without_empty_end(rows, 1)
     if not grid.conditions:
         rows = [row[1:] for row in rows]
     return rows
@@ -170,6 +174,23 @@ def condition_figure(choices: Sequence[Choice], metric: str, split: str = "test"
     return sweep_figure(curves, xlabel=names.pop(), ylabel=metric.replace("_", " "))
 
 
+def learning_figure(choices: Sequence[Choice], condition: Setting, metric: str) -> "Figure | None":
+    """The metric on validation against the step, a line for each objective; None where runs have left no evaluations.
+
+    A step counts where all runs of an objective were evaluated.
+    """
+    curves: dict[str, dict[float, np.ndarray]] = {}
+    for choice in choices:
+        runs = [{e["step"]: e[metric] for e in r.evaluations if metric in e} for r in choice.results]
+        shared = [step for step in (runs[0] if runs else ()) if all(step in run for run in runs)]
+        if choice.condition == condition and shared:
+            curves[choice.objective] = {step: np.array([run[step] for run in runs]) for step in shared}
+    if not curves:
+        return None
+    ylabel = f"{metric.replace('_', ' ')}, validation"
+    return sweep_figure(curves, xlabel="step", ylabel=ylabel, title=setting_name(condition) or None)
+
+
 def _by_condition(texts: Mapping[str, str]) -> str:
     """One text where it is the same under all conditions, else each behind the name of its condition."""
     if len(set(texts.values())) == 1:
@@ -177,9 +198,16 @@ def _by_condition(texts: Mapping[str, str]) -> str:
     return "; ".join(f"{condition}: {text}" for condition, text in texts.items() if text)
 
 
-def _without_empty_end(rows: list[list[str]]) -> list[list[str]]:
-    """The table without its last column where that is empty below the head."""
-    return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
+def _at_the_end(choice: Choice, column: str) -> str:
+    values = np.array([result.last_evaluations(column) for result in choice.results], dtype=float)
+    return in_units(values, column) if len(values) and np.isfinite(values).all() else ""
+
+
+def _without_empty_end(rows: list[list[str]], last: int) -> list[list[str]]:
+    """The table without those of its last columns that are empty below the head."""
+    first = len(rows[0]) - last
+    kept = [place for place in range(len(rows[0])) if place < first or any(row[place] for row in rows[1:])]
+    return [[row[place] for place in kept] for row in rows]
 
 
 def _report(result: RunResult, split: str, objective: str) -> GroupReport:

@@ -22,7 +22,15 @@ from tqdm.auto import tqdm
 from hf_cgd.cli import REPORT_FILE
 from hf_cgd.cli.output_folder import results_in
 from hf_cgd.experiments.grid import Grid, Run
-from hf_cgd.experiments.records import LOG_FILE, RUN_FILE, all_options, finished_result, option_words, write_run
+from hf_cgd.experiments.records import (
+    LOG_FILE,
+    RUN_FILE,
+    all_options,
+    evaluations_in,
+    finished_result,
+    option_words,
+    write_run,
+)
 from hf_cgd.experiments.selection import RunResult, validation_score
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 
@@ -140,9 +148,10 @@ class WorkerPool:
             {split: report["overall"] for split, report in reports.items()},
             {split: report["groups"] for split, report in reports.items()},
             round(time.perf_counter() - start, 1),
+            evaluations_in(folder),
         )
         validation_score(result, self.grid.metric)
-        numbers = {name: getattr(result, name) for name in ("metrics", "groups", "seconds")}
+        numbers = {name: getattr(result, name) for name in ("metrics", "groups", "seconds", "evaluations")}
         write_run(folder, state | {"result": numbers})
         if not self.keep_models:
             for pattern in MODEL_FILES:

@@ -12,6 +12,9 @@ from hf_cgd.distributed.communication import Communication
 
 Statistic = Literal["losses", "gram", "self_products", "averages"]
 """What weights can be moved by: see `Objective.statistics`."""
+Variant = Literal["paper", "reference"]
+"""As the paper says, or as the authors' released code does."""
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
 BatchPart = Literal["logits", "labels", "features", "class_counts"]
 """What a scalar can be formed of besides losses and groups: see `Objective.reads`."""
 BATCH_PARTS: tuple[BatchPart, ...] = get_args(BatchPart)

@@ -7,21 +7,28 @@ from torch import Tensor
 
 from hf_cgd.functional import cgd_reference_step, cgd_step, require_nonnegative, upweights
 from hf_cgd.objectives.adaptive import AdaptiveObjective
-from hf_cgd.objectives.base import GroupStatistics, Statistic, require_at_least_zero, require_one_of
+from hf_cgd.objectives.base import (
+    VARIANTS,
+    GroupStatistics,
+    Statistic,
+    Variant,
+    require_at_least_zero,
+    require_one_of,
+)
 
 Scaling = Literal["loss", "gradient"]
 Interaction = Literal["sum", "mean"]
-Variant = Literal["paper", "reference"]
 SelfTerm = Literal["one", "split_half"]
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 INTERACTIONS: tuple[Interaction, ...] = get_args(Interaction)
-VARIANTS: tuple[Variant, ...] = get_args(Variant)
 SELF_TERMS: tuple[SelfTerm, ...] = get_args(SelfTerm)
 
 
 @dataclass(frozen=True)
 class CGD(AdaptiveObjective):
     """Common Gradient Descent (equation 5): alpha_i <- alpha_i exp(eta_a sum_j (l_i l_j)^p cos(g_i, g_j)).
+
+    With two groups, p = 1/2 and a self term of one this is Group-DRO: the one cross term is the same for both groups.
 
     Args:
         step_size, adjustment, absent_groups, min_weight: see `AdaptiveObjective`. With `adjustment` C > 0 every l of

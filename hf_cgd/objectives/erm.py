@@ -6,7 +6,17 @@ from typing import ClassVar
 from torch import Tensor
 
 from hf_cgd.functional import upweights
-from hf_cgd.objectives.base import GroupBatch, Objective, ObjectiveOutput, Statistic, mean_loss, require_at_least_zero
+from hf_cgd.objectives.base import (
+    VARIANTS,
+    GroupBatch,
+    Objective,
+    ObjectiveOutput,
+    Statistic,
+    Variant,
+    mean_loss,
+    require_at_least_zero,
+    require_one_of,
+)
 
 
 @dataclass(frozen=True)
@@ -35,14 +45,26 @@ class ERMUW(Objective):
 
     Args:
         adjustment: C >= 0; 0 weighs all groups alike, whatever their size.
+        variant: "paper", or "reference" for the authors' released code: alpha_i = n_i / sum_j n_j. Of batches that
+            hold all groups equally often, which that code demands, this makes plain ERM again, with less noise in the
+            rare groups. It has no `adjustment`.
+
+    Raises:
+        ValueError: a value outside its range, or an `adjustment` that the reference does not have.
     """
 
     adjustment: float = 0.0
+    variant: Variant = "paper"
 
     name: ClassVar[str] = "erm_uw"
 
     def __post_init__(self) -> None:
         require_at_least_zero(adjustment=self.adjustment)
+        require_one_of("variant", self.variant, VARIANTS)
+        if self.variant == "reference" and self.adjustment > 0:
+            raise ValueError(
+                f"variant='reference' of ERM-UW has no adjustment, got {self.adjustment!r}. Leave one of them unset."
+            )
 
     @property
     def statistics(self) -> frozenset[Statistic]:
@@ -51,9 +73,12 @@ class ERMUW(Objective):
 
     @property
     def needs_group_counts(self) -> bool:
-        """Under an adjustment."""
-        return self.adjustment > 0
+        """Under an adjustment, and for the reference's weights."""
+        return self.adjustment > 0 or self.variant == "reference"
 
     def initial_weights(self, group_counts: Tensor) -> Tensor:
         """The weights of the whole run, [K]."""
+        if self.variant == "reference":
+            counts = group_counts.double()
+            return counts / counts.sum()
         return upweights(group_counts, self.adjustment)

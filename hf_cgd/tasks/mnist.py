@@ -54,14 +54,15 @@ INFO = TaskInfo(
         # {1e-3, 1e-5}, weight decay {1e-4, 0.1, 1} (0 in its study of ratios) and step size {1, 0.1, 0.01, 0.001},
         # with C = 0; group gradients over all parameters. Momentum and schedule are not stated: 0.9 and constant are
         # those of the procedure that it follows (Sagawa et al., 2020). 100 epochs are those of the example in its
-        # released code.
+        # released code, and so is how batches are drawn: with replacement, all groups equally likely, but for ERM.
         "paper": Hyperparameters(
             {
                 "model": "resnet18", "optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 1e-3,
                 "weight_decay": 1e-4, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "num_train_epochs": 100,
                 "per_device_train_batch_size": 1024, "per_device_eval_batch_size": 1024,
+                "group_sampling": "weighted",
             },
-            {"cgd": {"gradient_layers": ["all"]}},
+            {"cgd": {"gradient_layers": ["all"]}, "erm": {"group_sampling": "none"}},
         )
     },
 )  # fmt: skip

@@ -12,8 +12,8 @@ from hf_cgd.metrics import lower_is_better
 from hf_cgd.monitors import NONFINITE, NonFinite
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
 from hf_cgd.objectives.adaptive import AbsentGroups
-from hf_cgd.objectives.base import require_at_least_zero, require_one_of
-from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm, Variant
+from hf_cgd.objectives.base import Variant, require_at_least_zero, require_one_of
+from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm
 from hf_cgd.robust_loss.loss import WEIGHT_TIMINGS, WeightTiming
 
 ForwardMode = Literal["joint", "split"]
@@ -57,7 +57,7 @@ class GroupOptions:
     exponent: float | None = _option("p of CGD's loss scaling (l_i l_j)^p. Default 0.5.")
     scaling: Scaling | None = _option("CGD: 'loss' (equation 5, default) or 'gradient' (equation 3).")
     interaction: Interaction | None = _option("CGD: 'sum' over the groups (default) or their 'mean'.")
-    variant: Variant | None = _option("CGD: 'paper' (default) or 'reference', the authors' released code.")
+    variant: Variant | None = _option("CGD, ERM-UW: 'paper' (default) or 'reference', the authors' released code.")
     interaction_momentum: float | None = _option(
         "CGD: how much is kept of running averages of the groups' gradients and losses, in [0, 1). Default 0."
     )

@@ -11,12 +11,14 @@ from transformers.trainer_utils import TrainOutput
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.metrics import GroupReport, is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
+from hf_cgd.metrics.diagnosis import GroupDiagnosis
 from hf_cgd.metrics.values import without_arrays
 from hf_cgd.models.outputs import class_names_of, logits_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
+from hf_cgd.trainer.diagnosis import STEPS, diagnose
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
@@ -127,6 +129,14 @@ class GroupRobustTrainer(
         if is_evaluation and not self.group_evaluation.has(metric_key_prefix):
             self.evaluate()
         return self._report_of(metric_key_prefix)
+
+    def diagnose_groups(self, steps: int = STEPS) -> GroupDiagnosis:
+        """Losses, noise and agreement of the groups in so many training steps that change nothing; `print` it.
+
+        Call it after a short run: the numbers are those of the model as it is, with batches drawn as in training and
+        gradients over `gradient_layers`. Raises a ValueError without training groups, and with sharded parameters.
+        """
+        return diagnose(self, steps)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
@@ -290,9 +300,9 @@ class GroupRobustTrainer(
             self.groups, self.eval_groups, self.group_key = self._setup.groups, self._setup.evaluation, self._setup.key
             self._signature_columns = None
 
-    def _build_loss(self) -> GroupRobustLoss | None:
-        """Objective and loss of a run, for the options and the model as they are now."""
-        self.group_objective = objective_of(self._given_objective, self.args)
+    def _build_loss(self, objective: Objective | None = None) -> GroupRobustLoss | None:
+        """Objective (or another one) and loss of a run, for the options and the model as they are now."""
+        self.group_objective = objective or objective_of(self._given_objective, self.args)
         self._read_groups()
         trains = self.groups is not None
         self._forward = GroupForward(self._network, self.group_objective, self.args, trains, self._own_loss)
@@ -301,8 +311,8 @@ class GroupRobustTrainer(
             self.group_objective, self._setup, self.accelerator
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
-        build, objective = self._engine_choice.build_loss, self.group_objective
-        return None if self.groups is None else build(objective, self.groups, self._network, self.accelerator)
+        build, chosen = self._engine_choice.build_loss, self.group_objective
+        return None if self.groups is None else build(chosen, self.groups, self._network, self.accelerator)
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()

@@ -37,7 +37,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         "55.3 (0.7)" in (tmp_path / "tables.md").read_text() and "\\toprule" in (tmp_path / "tables.tex").read_text()
     )
     pictures = {path.name for path in tmp_path.glob("*.png")}
-    assert pictures == {"groups_0.png", "groups_1.png", "conditions.png"}
+    assert pictures == {"groups_0.png", "groups_1.png", "conditions.png", "learning_0.png", "learning_1.png"}
     before = starts(tmp_path)
     assert main([*words, "--table", "--", "--group_column", "label", "place", "--bf16"]) == 0
     assert capsys.readouterr().out == printed and starts(tmp_path) == before
@@ -163,18 +163,12 @@ def test_a_real_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     """The table holds the numbers of the runs, read from their own files."""
     monkeypatch.chdir(ROOT)
     words = ["multinli", "--fast", "--objectives", "cgd", "--values", "step_size=0.1", "--output_dir", str(tmp_path)]
-    told = [
-        "--use_cpu",
-        "--pictures",
-        "false",
-        "--max_steps",
-        "3",
-        "--eval_strategy",
-        "no",
-        "--load_best_model_at_end",
-        "false",
-    ]
+    told = ["--use_cpu", "--pictures", "false", "--max_steps", "3"]
+    for when in ("eval", "save"):
+        told += [f"--{when}_strategy", "steps", f"--{when}_steps", "1"]
     assert main([*words, "--", *told]) == 0
     report = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/group_report.json").read_text())["test"]["overall"]
+    result = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/experiment.json").read_text())["result"]
+    assert [entry["step"] for entry in result["evaluations"]] == [1, 2, 3], "whichever was best"
     row = f"| cgd | {100 * report['accuracy']:.1f} | {100 * report['worst_group_accuracy']:.1f} | step_size=0.1, 1 |"
     assert row in " ".join(capsys.readouterr().out.split())

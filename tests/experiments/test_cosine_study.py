@@ -291,7 +291,7 @@ def test_choice_is_made_on_the_first_seeds_only() -> None:
 
     def outcome(step_size: float, validation: list[float]) -> Any:
         nothing = np.zeros(7)
-        return study["Outcome"](method, step_size, nothing, nothing, np.array(validation), *[nothing] * 5)
+        return study["Outcome"](method, step_size, nothing, nothing, np.array(validation), *[nothing] * 6)
 
     worse_later = outcome(0.1, [0.1] * 5 + [9.0, 9.0])
     others = [outcome(0.0, [0.0] * 7), outcome(1.0, [0.2] * 5 + [0.0, 0.0])]

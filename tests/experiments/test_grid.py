@@ -46,6 +46,22 @@ def test_options_of_a_run() -> None:
     assert cgd == shared | {"objective": "cgd", "group_sampling": "balanced", "step_size": 0.1, "adjustment": 2}
 
 
+def test_one_objective_with_different_options_side_by_side() -> None:
+    halves = "cgd self_term=split_half"
+    grid = Grid(
+        RECIPE,
+        ("erm", "cgd", halves),
+        {"step_size": [1, 0.1], "weight_decay": [0, 1]},
+        objective_options={"cgd": {"gradient_layers": "all", "weight_decay": 2}, halves: {"gradient_layers": 3}},
+        seeds=(0,),
+    )
+    assert [len(grid.points(name)) for name in grid.objectives] == [2, 2, 2]
+    plain, other = (grid.options_of(run) for run in grid.search_runs() if run.point == (("step_size", 1),))
+    assert plain == {"objective": "cgd", "seed": 0, "step_size": 1, "gradient_layers": "all", "weight_decay": 2}
+    assert other == plain | {"self_term": "split_half", "gradient_layers": 3}
+    assert Run((), halves, (), 0).name == "cgd_self_term=split_half/seed-0"
+
+
 def test_a_value_that_an_objective_has_of_its_own_is_not_searched_for_it() -> None:
     grid = Grid(RECIPE, ("cgd", "erm"), {"lr": [1, 2]}, objective_options={"cgd": {"lr": 3}})
     assert grid.points("cgd") == [()] and len(grid.points("erm")) == 2
@@ -61,6 +77,9 @@ def test_folders_tell_what_the_run_is() -> None:
     ("fields", "message"),
     [
         ({"objectives": ("cdg",)}, "objective must be one of 'erm', .*got 'cdg'"),
+        ({"objectives": ("erm self_term=split_half",)}, "erm has no option self_term"),
+        ({"objectives": ("cgd  self_term",)}, "options as name=value"),
+        ({"objectives": ("cgd seed=3",)}, "got seed again"),
         ({"objectives": ("erm", "erm")}, "objectives: expected a list of one or more different values"),
         ({"seeds": ()}, "seeds: expected a list"),
         ({"values": {"step_size": "0.1"}}, "step_size: expected a list .*'0.1'"),

@@ -1,6 +1,7 @@
 """Running a grid: what is run, what is run again, and what is left alone."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -28,7 +29,16 @@ def test_a_grid_is_run_once(tmp_path: Path) -> None:
     assert all(len(times) == 1 for times in starts(tmp_path).values()), "nothing that has finished is run again"
     assert tuple(load_results(small(), tmp_path)) == outcome.results
     left = {path.name for path in (tmp_path / "erm/seed-0").iterdir()}
-    assert left == {"starts.txt", "log.txt", "experiment.json", "group_report.json"}, "models are not kept"
+    kept = {"starts.txt", "log.txt", "experiment.json", "group_report.json", "trainer_state.json"}
+    assert left == kept, "models are not kept"
+
+
+def test_evaluations_of_a_run_are_kept_beside_the_best_one(tmp_path: Path) -> None:
+    (result,) = run(Grid(RECIPE, ("erm",), seeds=(0,)), tmp_path).results
+    assert result.evaluations[1] == {"step": 1, "worst_group_accuracy": pytest.approx(0.399), "loss": 1.0}
+    assert result.last_evaluations("worst_group_accuracy") == pytest.approx(0.499 - 0.1 * 3)
+    assert math.isnan(result.last_evaluations("accuracy")), "no evaluation has it"
+    assert load_results(Grid(RECIPE, ("erm",), seeds=(0,)), tmp_path) == [result]
 
 
 def test_models_are_kept_on_demand(tmp_path: Path) -> None:

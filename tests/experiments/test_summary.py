@@ -1,11 +1,13 @@
 """Tables and pictures of a grid."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from grids import RECIPE, result
 
 from hf_cgd.experiments import Grid, Run, RunResult, choose, result_rows, search_rows
-from hf_cgd.experiments.summary import accuracy_figure, condition_figure, reported_split, standing
+from hf_cgd.experiments.summary import accuracy_figure, condition_figure, learning_figure, reported_split, standing
 from hf_cgd.metrics import wilson_interval
 from hf_cgd.metrics.tables import latex
 
@@ -32,6 +34,38 @@ def test_the_table_of_results() -> None:
         ["cgd", "step_size=1", "40.0 (0.0)", "75.0 (0.0)", "2"],
         ["cgd", "step_size=0.1 *", "50.0", "75.0", "1 of 2"],
     ]
+
+
+def test_the_mean_of_the_last_evaluations_stands_beside_the_best() -> None:
+    grid = Grid(RECIPE, ("erm",), seeds=(0, 1))
+    ends = [[0.9, 0.1, 0.2, 0.3], [0.4, 0.4, 0.4]]
+    results = [
+        replace(result(run, 0.5, 0.5), evaluations=[{"worst_group_accuracy": value} for value in values])
+        for run, values in zip(grid.search_runs(), ends, strict=True)
+    ]
+    rows = result_rows(choose(grid, results))
+    assert rows[0][-1] == "worst_group_accuracy, last 3 evaluations on validation" and rows[1][-1] == "30.0 (14.1)"
+    short = [results[0], replace(results[1], evaluations=results[1].evaluations[1:])]
+    assert result_rows(choose(grid, short))[0][-1] == "chosen, seeds", "not of some runs only"
+
+
+def test_learning_curves_are_means_where_all_runs_were_evaluated() -> None:
+    grid = Grid(RECIPE, ("erm", "cgd"), seeds=(0, 1))
+    ends = {0: {100: 0.2, 200: 0.4}, 1: {100: 0.4, 200: 0.5, 300: 0.9}}
+    results = [
+        replace(
+            result(run, 0.5, 0.5),
+            evaluations=[{"step": step, "worst_group_accuracy": value} for step, value in ends[run.seed].items()],
+        )
+        for run in grid.search_runs()
+        if run.objective == "cgd"
+    ]
+    choices = choose(grid, results)
+    figure = learning_figure(choices, (), "worst_group_accuracy")
+    assert figure is not None
+    (line,) = (line for line in figure.axes[0].get_lines() if len(line.get_xdata()) == 2)
+    assert line.get_xydata().tolist() == [[100, pytest.approx(0.3)], [200, pytest.approx(0.45)]]
+    assert learning_figure(choices, (), "accuracy") is None
 
 
 def test_the_table_says_which_values_were_chosen_where() -> None:

@@ -41,6 +41,14 @@ def test_erm_uw_by_hand() -> None:
         assert loss.item() == pytest.approx(weight * 2 + (1 - weight) * 7, rel=1e-6)
 
 
+def test_the_released_erm_uw_undoes_the_balancing_of_batches() -> None:
+    """A batch that holds the one example of `b` as often as the three of `a` has the loss of the data as they are."""
+    released = GroupRobustLoss(ERMUW(variant="reference"), GroupInfo(["a", "b"], [3, 1]))
+    balanced = released(losses_of(1, 2, 6, 8, 8, 8), torch.tensor([0, 0, 0, 1, 1, 1]))
+    plain = GroupRobustLoss(ERM(), GroupInfo(["a", "b"], [3, 1]))(losses_of(1, 2, 6, 8), torch.tensor([0, 0, 0, 1]))
+    assert balanced.item() == pytest.approx(plain.item(), rel=1e-6) == 4.25
+
+
 def test_weights_move_before_the_loss_under_current_and_after_it_under_next() -> None:
     moved = math.exp(0.1) / (math.exp(0.1) + math.exp(0.2))
     group_ids = torch.tensor([0, 1])

@@ -35,9 +35,12 @@ if own.fail and own.fail in str(folder) and own.broken.exists():
     sys.exit("the disk is full")
 checkpoint = folder / "checkpoint-5"
 checkpoint.mkdir(exist_ok=True)
-(checkpoint / "trainer_state.json").write_text("{}")
 (folder / "model.safetensors").write_text("weights")
 score = round(0.5 + 0.1 * own.step_size + 0.01 * own.seed - 0.001 * own.ratio, 6)
+evaluations = [{"step": step, "eval_worst_group_accuracy": score - 0.1 * step, "eval_loss": 1.0} for step in range(5)]
+history = [{"step": 0, "loss": 2.0}, *evaluations]
+for place in (folder, checkpoint):
+    (place / "trainer_state.json").write_text(json.dumps({"log_history": history}))
 report = {
     split: {
         "overall": {"accuracy": 0.9, "worst_group_accuracy": score - shift, "loss": 1 - score},

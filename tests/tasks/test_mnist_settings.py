@@ -14,6 +14,8 @@ from made_files import write_mnist
 from paths import RECIPES
 from recipe_parts import recipe_parts
 
+from hf_cgd.experiments import PRESETS
+from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.tasks import build_task, mnist_settings
 
 RECIPE = RECIPES / "mnist_settings.py"
@@ -160,6 +162,17 @@ def test_rotation_turns_each_group_by_its_angle(classes: int) -> None:
 def test_what_does_not_fit_is_refused(setting: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         splits(setting, **options)
+
+
+def test_the_papers_grids_draw_balanced_batches_for_all_but_erm() -> None:
+    """As the authors' released runs did: with replacement, all groups equally likely."""
+    for name in ("colored_mnist", "mnist_settings"):
+        sampling = {o: build_task(name).hyperparameters(objective=o)["group_sampling"] for o in OBJECTIVES}
+        assert sampling == {o: "none" if o == "erm" else "weighted" for o in OBJECTIVES}
+    for name in ("multinli", "waterbirds", "celeba"):
+        grid = PRESETS[name].grid
+        drawn = {(run.objective, grid.options_of(run)["group_sampling"]) for run in grid.search_runs()}
+        assert drawn == {(o, "none" if o == "erm" else "weighted") for o in grid.objectives}
 
 
 def test_hyperparameters() -> None:

@@ -113,6 +113,8 @@ def test_direction_of_the_best_metric(tmp_path: Path, metric: str, greater: bool
         (dict(interaction="max"), r"interaction must be one of 'sum', 'mean'"),
         (dict(variant="old"), r"variant must be one of 'paper', 'reference'"),
         (dict(absent_groups="drop"), r"absent_groups must be one of 'frozen', 'zero_loss'"),
+        (dict(objective="erm_uw", variant="old"), r"variant must be one of 'paper', 'reference'"),
+        (dict(objective="erm_uw", variant="reference", adjustment=1.0), r"ERM-UW has no adjustment, got 1.0"),
         (dict(scaling="gradient", adjustment=1.0), r"adjustment cannot be set with scaling='gradient'"),
         (dict(scaling="gradient", exponent=1.0), r"exponent cannot be set with scaling='gradient'"),
         (dict(variant="reference", interaction="mean"), r"interaction cannot be set with variant='reference'"),

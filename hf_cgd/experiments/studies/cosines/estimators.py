@@ -157,7 +157,8 @@ class Method:
         full: it sees the statistics of the whole training set, which a user does not have: what perfect cosines give.
         head: the gradient scope is the last layer alone.
         late: the weights of a step come from the step before (`weight_timing="next"`).
-        by_loss: Group-DRO's exponent, for `estimate` None; False for weights that stay equal.
+        by_loss: Group-DRO's exponent, for `estimate` None; False for weights that stay as they are.
+        by_size: weights start at the groups' shares of the training set, and not equal: the released code's ERM-UW.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Method:
     head: bool = False
     late: bool = False
     by_loss: bool = False
+    by_size: bool = False
 
 
 def methods_of(hidden: bool, betas: Sequence[float] = BETAS) -> list[Method]:

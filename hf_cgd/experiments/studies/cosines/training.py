@@ -122,7 +122,8 @@ class Outcome:
 
     Attributes:
         weights: [S, K], mean over the steps; last_weights: [S, K], after them.
-        validation, test: [S] worst group losses at the end; accuracy: [S] worst group accuracies on test.
+        validation, test: [S] worst group losses at the end; validation_accuracy, accuracy: [S] worst group accuracies
+            on both.
         cross, own: estimated minus full-data cosines between different groups, and the estimated self term minus 1:
             [S] root mean squares and means over steps and groups. Only of methods with cosines.
     """
@@ -133,6 +134,7 @@ class Outcome:
     last_weights: np.ndarray
     validation: np.ndarray
     test: np.ndarray
+    validation_accuracy: np.ndarray
     accuracy: np.ndarray
     cross_error: np.ndarray
     cross_bias: np.ndarray
@@ -172,6 +174,10 @@ def train(
     layers = [layer[:, None].repeat(1, len(methods) * width, 1, 1) for layer in task.layers]
     groups = int(data.group_ids.max()) + 1
     alpha = torch.full((seeds, len(methods) * width, groups), 1 / groups, dtype=torch.float64)
+    shares = torch.from_numpy(np.bincount(data.group_ids[0]) / data.group_ids.shape[1])
+    for number, method in enumerate(methods):
+        if method.by_size:
+            alpha[:, number * width : (number + 1) * width] = shares
     rates = torch.tensor(step_sizes, dtype=torch.float64)[None, :, None]
     memories: list[Memory] = [{} for _ in methods]
     total = torch.zeros_like(alpha)
@@ -231,7 +237,8 @@ def train(
     for number, method in enumerate(methods):
         for place, step_size in enumerate(step_sizes):
             run = number * width + place
-            columns = [means[:, run], alpha[:, run], validation[0][:, run], *(values[:, run] for values in test)]
+            scores = [validation[0], test[0], validation[1], test[1]]
+            columns = [means[:, run], alpha[:, run], *(values[:, run] for values in scores)]
             columns += [errors[0, :, run].sqrt(), *errors[1:, :, run]]
             outcomes.append(Outcome(method, step_size, *(column.numpy() for column in columns)))
     return outcomes
