@@ -5,6 +5,7 @@ Swap `transformers.Trainer` for `GroupRobustTrainer` and name the column that sa
 
 from hf_cgd.cards.loading import load_report
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.discovery import groups_from_clusters, groups_from_errors, last_layer_retraining
 from hf_cgd.gradients import gradient_scope
 from hf_cgd.metrics import GroupMetric, GroupReport, group_metrics
 from hf_cgd.models.head import HeadInput
@@ -35,5 +36,8 @@ __all__ = [
     "Objective",
     "gradient_scope",
     "group_metrics",
+    "groups_from_clusters",
+    "groups_from_errors",
+    "last_layer_retraining",
     "load_report",
 ]
