@@ -28,7 +28,9 @@ def rows(**columns: Any) -> Dataset:
 
 def test_right_and_wrong_in_each_class() -> None:
     found = groups_from_errors(rows(), answers(WRONG))
-    names = [f"{('land', 'water')[label]} ({'wrong' if bad else 'right'})" for label, bad in zip(LABELS, WRONG)]
+    names = [
+        f"{('land', 'water')[label]} ({'wrong' if bad else 'right'})" for label, bad in zip(LABELS, WRONG, strict=True)
+    ]
     assert found.dataset["found_group"][:] == names and found.column == "found_group"
     assert found.counts == {"land (right)": 60, "land (wrong)": 20, "water (right)": 60, "water (wrong)": 20}
     assert [found.names[number] for number in found.ids] == names
