@@ -74,7 +74,7 @@ def last_layer_retraining(
     group_column: str | Sequence[str],
     *,
     train_dataset: Any = None,
-    penalty: Penalty = "l1",
+    penalty: Penalty | None = None,
     inverse_penalties: Sequence[float] = INVERSE_PENALTIES,
     subsamples: int = SUBSAMPLES,
     label_column: str | None = None,
@@ -98,7 +98,8 @@ def last_layer_retraining(
         group_column: a name, or several to cross. Balanced are the classes within the groups (so that a group of one
             class is one cell); C is judged by the groups.
         train_dataset: what the model was trained on, to warn of rows that are in both; None: not checked.
-        penalty: "l1" (the paper) or "l2".
+        penalty: "l1" or "l2"; None for the paper's "l1" with two classes, and "l2" with more, where scikit-learn takes
+            far longer for l1.
         inverse_penalties: values of scikit-learn's C to choose from; a single one is taken as it is.
         subsamples: balanced draws that are averaged.
         label_column: None for the first of labels, label, label_ids.
@@ -135,7 +136,7 @@ def last_layer_retraining(
     counts = dict(zip(names, np.bincount(cells).tolist(), strict=True))
     _look_at_sizes(counts, seen, cells)
     fit: dict[str, Any] = {
-        "penalty": penalty,
+        "penalty": penalty or ("l1" if len(present) == 2 else "l2"),
         "subsamples": subsamples,
         "intercept": head.bias is not None,
         "seed": seed,

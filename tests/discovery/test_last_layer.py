@@ -164,7 +164,7 @@ class Tied(nn.Module):
 
 def test_heads_of_another_kind_are_refused() -> None:
     data = texts(size=16)
-    lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["q_lin", "classifier"], modules_to_save=[])
+    lora = peft.LoraConfig(r=2, target_modules=["q_lin", "classifier"])
     for model, message in [
         (Squashed(), "not a linear function of the head's input"),
         (Tied(), "tied to those of another layer"),
