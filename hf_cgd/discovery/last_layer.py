@@ -31,6 +31,8 @@ from hf_cgd.monitors import GroupRobustWarning
 
 FEW_ROWS = 20
 """Rows of the smallest cell below which the regression is warned of."""
+LISTED_CELLS = 8
+"""Above this many cells their smallest and largest are printed in their place."""
 SAME_SCORES = 1e-3
 """How far, relative to the largest score, the head on the features may be from the model's own scores."""
 SAME_SCORES_ROUNDED = 3e-2
@@ -61,9 +63,14 @@ class LastLayerRetraining:
     def __str__(self) -> str:
         best = self.trials[0]
         counts = ", ".join(f"{name}: {count:,}" for name, count in self.counts.items())
+        if len(self.counts) > LISTED_CELLS:
+            counts = f"{len(self.counts)} cells of {min(self.counts.values()):,} to {max(self.counts.values()):,}"
+        tried = [trial.inverse_penalty for trial in self.trials]
+        at_edge = len(tried) > 1 and best.inverse_penalty in (min(tried), max(tried))
+        edge = ", at the edge of what was tried" if at_edge else ""
         return (
-            f"Last layer fitted anew on balanced rows ({counts}), C = {self.inverse_penalty:g}. On the half that "
-            f"chose C, worst group {self.worst_before:.3f} -> {best.worst:.3f}, mean of the groups "
+            f"Last layer fitted anew on balanced rows ({counts}), C = {self.inverse_penalty:g}{edge}. On the half "
+            f"that chose C, worst group {self.worst_before:.3f} -> {best.worst:.3f}, mean of the groups "
             f"{self.mean_before:.3f} -> {best.mean:.3f}. Measure the model on other rows: these chose C."
         )
 

@@ -1,5 +1,6 @@
 """Last-layer retraining of whole models: the new head, the model that is saved, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers import (
 
 from hf_cgd import GroupRobustWarning, last_layer_retraining
 from hf_cgd.discovery import example_features
+from hf_cgd.discovery.balanced_regression import Trial
 
 SIZE = 200
 
@@ -56,6 +58,8 @@ def test_a_text_model_from_data_to_disk(tmp_path: Path) -> None:
     best = result.trials[0]
     assert best.worst > result.worst_before and best.inverse_penalty == result.inverse_penalty
     assert f"worst group {result.worst_before:.3f} -> {best.worst:.3f}" in str(result)
+    many = replace(result, counts={str(size): size for size in range(20, 29)}, trials=(Trial(1.0, 0.5, 0.6), best))
+    assert "9 cells of 20 to 28" in str(many) and "at the edge of what was tried" in str(many)
     model.save_pretrained(tmp_path)
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     fresh = texts(seed=1)
