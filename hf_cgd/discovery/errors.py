@@ -73,8 +73,8 @@ def groups_from_errors(
     cautions = []
     if predictions.origin == "training rows":
         cautions.append(
-            "The model has learned the rows it answers. What is still wrong there is little and mostly noise: take an "
-            "early checkpoint or out_of_fold_predictions."
+            "The model has learned the rows it answers, so that few of them are wrong, and wrong labels are among the "
+            "last: an early checkpoint or out_of_fold_predictions shows more."
         )
     shares = {int(number): wrong[classes == number].mean() for number in np.unique(classes)}
     few = [f"{predictions.class_names[n]} ({share:.1%})" for n, share in shares.items() if share < FEWEST_ERRORS]
