@@ -10,6 +10,7 @@ from hf_cgd.lazy import names_on_demand
 if TYPE_CHECKING:
     from hf_cgd.cards.loading import load_report
     from hf_cgd.data.groups import GroupInfo
+    from hf_cgd.discovery import groups_from_clusters, groups_from_errors, last_layer_retraining
     from hf_cgd.gradients import gradient_scope
     from hf_cgd.metrics import GroupMetric, GroupReport, group_metrics
     from hf_cgd.models.head import HeadInput
@@ -24,6 +25,9 @@ else:
         {
             "load_report": "hf_cgd.cards.loading",
             "GroupInfo": "hf_cgd.data.groups",
+            "groups_from_clusters": "hf_cgd.discovery",
+            "groups_from_errors": "hf_cgd.discovery",
+            "last_layer_retraining": "hf_cgd.discovery",
             "gradient_scope": "hf_cgd.gradients",
             "GroupMetric": "hf_cgd.metrics",
             "GroupReport": "hf_cgd.metrics",
@@ -65,6 +69,9 @@ __all__ = [
     "Objective",
     "gradient_scope",
     "group_metrics",
+    "groups_from_clusters",
+    "groups_from_errors",
+    "last_layer_retraining",
     "load_report",
 ]
 

@@ -10,7 +10,7 @@ import hf_cgd
 PACKAGE = Path(hf_cgd.__file__).parent
 ORDER = [
     "lazy", "arithmetic", "functional", "html", "monitors", "data", "models", "distributed", "objectives", "gradients", "robust_loss",
-    "metrics", "tasks", "plots", "cards", "trainer", "cli", "experiments", "", "__main__",
+    "metrics", "tasks", "plots", "cards", "trainer", "discovery", "cli", "experiments", "", "__main__",
 ]  # fmt: skip
 """Folders (and the few files beside them), each above those that may import it; "" is the package itself, "__main__" the command."""
 HOST_LIBRARIES = {"transformers", "accelerate"}

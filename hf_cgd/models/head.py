@@ -91,7 +91,21 @@ class HeadInput:
             order: [B] place of each example of the batch among those of the recorded passes; None for the same.
 
         Raises:
-            ValueError: the head did not run, gave something else than the logits, or nothing before it is trainable.
+            ValueError: see `values`; or nothing before the head is trainable.
+        """
+        features = self.values(logits, order)
+        if not features.requires_grad:
+            raise ValueError(
+                "The features that go into the classification head do not depend on any trainable parameter, so CORAL "
+                "cannot change them. Unfreeze a part of the network, or use another objective."
+            )
+        return features
+
+    def values(self, logits: Tensor, order: Tensor | None = None) -> Tensor:
+        """The same, [B, D], whether or not there is a graph.
+
+        Raises:
+            ValueError: the head did not run, or gave something else than the logits.
         """
         recorded, self._calls = self._calls, []
         pooled = []
@@ -109,13 +123,7 @@ class HeadInput:
             if order is not None:
                 inputs, outputs = inputs[order], outputs[order]
             pooled.append(_pooled(head, inputs, outputs, logits))
-        features = torch.cat(pooled, dim=1)
-        if not features.requires_grad:
-            raise ValueError(
-                "The features that go into the classification head do not depend on any trainable parameter, so CORAL "
-                "cannot change them. Unfreeze a part of the network, or use another objective."
-            )
-        return features
+        return torch.cat(pooled, dim=1)
 
     def _hook(self, calls: list[tuple[Tensor, Tensor]]) -> Any:
         def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
