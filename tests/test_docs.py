@@ -149,7 +149,7 @@ def require_as_said(outputs: list[tuple[str, str]]) -> None:
 def test_a_document_that_says_otherwise_is_found() -> None:
     table = "group        accuracy\n---------\nland (worst)  0.80\n"
     require_as_said(run([Piece("print('group accuracy')\nprint('land 0.82')", table)]))
-    for code in ("print('group accuracy')\nprint('land 0.9')", "print('group accuracy')\nprint('water 0.8')"):
+    for code in ("print('group accuracy')\nprint('land 0.95')", "print('group accuracy')\nprint('water 0.8')"):
         with pytest.raises(AssertionError):
             require_as_said(run([Piece(code, table)]))
 
