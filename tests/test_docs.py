@@ -4,16 +4,24 @@ import ast
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from documents import DOCS, OPTIONS, Piece, options_page, pieces_of_notebook, pieces_of_page, run, words_and_numbers
+from paths import ROOT
 
 import hf_cgd
 
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LATER = {"reliability.md"}
-"""Pages of the navigation that may be missing while they are written."""
+PAGES = sorted(DOCS.rglob("*.md"))
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
+NEAR = 0.1
+"""How far a number of a small run may be from the one in a document: other machines round otherwise."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def resolve(name: str) -> object:
@@ -53,7 +61,7 @@ def names_in(text: str) -> set[str]:
     return dotted.union(*map(imported_names, python_blocks(text)))
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_names_of_the_package_exist(path: Path) -> None:
     missing = []
     for name in sorted(names_in(path.read_text(encoding="utf-8"))):
@@ -73,13 +81,13 @@ def test_names_that_do_not_exist_are_found() -> None:
             resolve(name)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
 def test_files_that_are_named_exist(path: Path) -> None:
     """Links between pages, and paths in backticks that begin with a folder of the repository."""
     text = path.read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if not link.startswith("http")]
     paths = re.findall(r"`((?:hf_cgd|recipes|tests|benchmarks|docs)/[\w/.-]+)`", text)
-    missing = [link for link in links if not (path.parent / link).exists() and Path(link).name not in LATER]
+    missing = [link for link in links if not (path.parent / link).exists()]
     missing += [name for name in paths if not (ROOT / name).exists()]
     assert missing == []
 
@@ -98,10 +106,76 @@ def test_files_of_the_architecture_exist() -> None:
             assert re.search(rf"\b(def|class) {part}\b", source.read_text(encoding="utf-8")), f"{name}: {inside}"
 
 
-def test_the_navigation_names_every_page() -> None:
-    navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    pages = {page for entry in navigation for page in entry.values()}
-    assert pages - LATER == {path.name for path in DOCUMENTS if path.parent.name == "docs"} - LATER
+class _AnyTag(yaml.SafeLoader):
+    """Reads mkdocs.yml, whose tags name functions of its extensions."""
+
+
+_AnyTag.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda loader, suffix, node: suffix)
+
+
+def pages_of(navigation: list[dict[str, Any]]) -> list[str]:
+    values = [value for entry in navigation for value in entry.values()]
+    return [page for value in values for page in (pages_of(value) if isinstance(value, list) else [value])]
+
+
+def test_the_navigation_names_every_page_once() -> None:
+    settings = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _AnyTag)
+    assert sorted(pages_of(settings["nav"])) == sorted(path.relative_to(DOCS).as_posix() for path in PAGES)
+    text = (DOCS / "notebooks.md").read_text(encoding="utf-8")
+    assert [path.name for path in NOTEBOOKS if f"notebooks/{path.name}" not in text] == []
+
+
+def test_the_reference_covers_what_the_package_exports() -> None:
+    """Each public name has an entry; what has one has a docstring."""
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md"))
+    entries = re.findall(r"^::: (\S+)$", pages, re.MULTILINE)
+    found = [id(resolve(entry)) for entry in entries]
+    assert [name for name in hf_cgd.__all__ if id(getattr(hf_cgd, name)) not in found] == []
+    assert [entry for entry in entries if not resolve(entry).__doc__] == []
+
+
+def test_the_page_of_options_is_that_of_the_config() -> None:
+    """`python tests/support/documents.py` writes it."""
+    assert OPTIONS.read_text(encoding="utf-8") == options_page()
+
+
+def require_as_said(outputs: list[tuple[str, str]]) -> None:
+    for said, printed in outputs:
+        (words, numbers), (found_words, found_numbers) = words_and_numbers(said), words_and_numbers(printed)
+        assert found_words == words
+        assert found_numbers == pytest.approx(numbers, abs=NEAR)
+
+
+def test_a_document_that_says_otherwise_is_found() -> None:
+    table = "group        accuracy\n---------\nland (worst)  0.80\n"
+    require_as_said(run([Piece("print('group accuracy')\nprint('land 0.82')", table)]))
+    for code in ("print('group accuracy')\nprint('land 0.95')", "print('group accuracy')\nprint('water 0.8')"):
+        with pytest.raises(AssertionError):
+            require_as_said(run([Piece(code, table)]))
+
+
+def test_the_tutorial_runs_and_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = run(pieces_of_page(DOCS / "tutorial.md"))
+    assert len(outputs) == 4
+    require_as_said(outputs)
+    assert (tmp_path / "out/comparison.png").stat().st_size > 1000
+    assert outputs[2][0] in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+def test_notebooks_run_and_print_what_they_say(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = run(pieces_of_notebook(path))
+    assert len(outputs) >= 2
+    require_as_said(outputs)
+
+
+def test_notebooks_are_committed_with_their_pictures() -> None:
+    for path in NOTEBOOKS:
+        text = path.read_text(encoding="utf-8")
+        assert '"image/png"' in text and '"text/html"' in text, path
+        assert '"output_type": "error"' not in text and '"name": "stderr"' not in text, path
 
 
 def test_the_changelog_begins_with_this_version() -> None:
