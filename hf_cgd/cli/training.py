@@ -84,11 +84,12 @@ def run(
     else:
         with readable_errors(config):
             _load_for_evaluation(trainer)
-    prefixes = {name: prefix for name, prefix in {"validation": "eval", "test": "test"}.items() if name in splits}
-    if "validation" in splits:
-        trainer.evaluate()
-    if "test" in splits:
-        trainer.predict(splits["test"])
+    prefixes = metric_prefixes(splits)
+    for name, prefix in prefixes.items():
+        if name == "validation":
+            trainer.evaluate()
+        else:
+            trainer.predict(splits[name], metric_key_prefix=prefix)
     if trains:
         trainer.save_model()
     if own is not None and own.predictions:

@@ -121,9 +121,12 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     data = data.add_column("importance", [0.5 + row % 5 for row in range(rows)])
     labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]
     data = data.remove_columns("labels").add_column("labels", labels)
-    trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3))
     original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]
     try:
+        trainer = GroupRobustTrainer(
+            tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3)
+        )
+        collectives.calls.clear()
         trainer.train(resume_from_checkpoint=resume_from)
     finally:
         hf_cgd.distributed.communication.dist = original
