@@ -226,7 +226,7 @@ def _same(labels: Any, own: Sequence[Any]) -> bool:
 def _agreement(own: Sequence[Any], labels: Any) -> np.ndarray | None:
     """Which labels [size] could be those of which rows [B]; None where they cannot be compared."""
     whole = array_of(labels)
-    if whole is None or whole.ndim == 0:
+    if whole is None or whole.ndim == 0 or whole.size == 0:
         return None
     whole = whole.reshape(len(whole), -1)
     values = [None if value is None else array_of(value) for value in own]

@@ -68,6 +68,9 @@ def test_two_thousand_steps(objective: Objective, engine: str | None) -> None:
             assert robust_loss.alpha.min() > 0
         if step in (499, 1999):
             del x, labels, group_ids, logits
+            if robust_loss.interactions is not None:
+                # Adds up what is pending.
+                assert robust_loss.interactions.cosines.shape == (4, 4)
             gc.collect()
             marks.append(
                 (
