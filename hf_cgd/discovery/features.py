@@ -19,6 +19,7 @@ from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.models.example_losses import CLASSIFICATION
 from hf_cgd.models.head import HeadInput
 from hf_cgd.models.labels import LabelChecks
+from hf_cgd.models.modes import modes_kept
 from hf_cgd.models.outputs import (
     class_names_of,
     declared_problem_type,
@@ -96,23 +97,18 @@ def example_features(
     features: dict[int, Tensor] = {}
     logits: dict[int, Tensor] = {}
     loader: Any = DataLoader(dataset, batch_size=batch_size, collate_fn=collate, num_workers=num_workers)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with undisturbed(dataset), torch.no_grad():
-            start = 0
-            for batch, places, size in tqdm(loader, desc="Features of the last layer", disable=None):
-                given = {renamed.get(key, key): value for key, value in batch.items() if key not in LABEL_COLUMNS}
-                given = {key: _moved(value, device) for key, value in given.items() if key in parameters}
-                with head.recording():
-                    scores = logits_of(model(**given))
-                rows = (start + places).tolist()
-                features.update(zip(rows, head.values(scores).float().cpu(), strict=True))
-                logits.update(zip(rows, scores.float().cpu(), strict=True))
-                start += size
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with modes_kept(model), undisturbed(dataset), torch.no_grad():
+        model.eval()
+        start = 0
+        for batch, places, size in tqdm(loader, desc="Features of the last layer", disable=None):
+            given = {renamed.get(key, key): value for key, value in batch.items() if key not in LABEL_COLUMNS}
+            given = {key: _moved(value, device) for key, value in given.items() if key in parameters}
+            with head.recording():
+                scores = logits_of(model(**given))
+            rows = (start + places).tolist()
+            features.update(zip(rows, head.values(scores).float().cpu(), strict=True))
+            logits.update(zip(rows, scores.float().cpu(), strict=True))
+            start += size
     lost = [row for row in range(len(labels)) if row not in features]
     if lost:
         raise ValueError(

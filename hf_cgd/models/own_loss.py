@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.models.example_losses import is_labelled, mean_of_labelled
+from hf_cgd.models.modes import modes_kept
 from hf_cgd.models.outputs import logits_of, own_loss_of
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
@@ -50,11 +51,10 @@ def compare_losses(
     """
     if not labels.is_floating_point() and len(labels[is_labelled(labels)].unique(dim=0)) < 2:
         return None
-    modes = [(module, module.training) for module in network.modules()]
     config = getattr(network, "config", None)
     declared = getattr(config, "problem_type", None)
     devices = [labels.device] if labels.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.enable_grad():
+    with modes_kept(network), torch.random.fork_rng(devices), torch.enable_grad():
         try:
             network.eval()
             return _compare(network(**{**inputs, label_name: labels}), labels, losses_of)
@@ -62,8 +62,6 @@ def compare_losses(
             # A loss that cannot be computed is none that a run could miss.
             return None
         finally:
-            for module, mode in modes:
-                module.training = mode
             # Models of transformers write into their config what the labels look like.
             if config is not None and hasattr(config, "problem_type"):
                 config.problem_type = declared

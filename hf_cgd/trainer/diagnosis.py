@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.metrics.diagnosis import GroupDiagnosis, diagnosis_of
+from hf_cgd.models.modes import modes_kept
 from hf_cgd.objectives import GroupStatistics, Objective
 from hf_cgd.objectives.base import Statistic
 from hf_cgd.trainer.config import options_of
@@ -95,17 +96,14 @@ def _undisturbed(trainer: "GroupRobustTrainer") -> Iterator[None]:
     """Afterwards trainer, model and random numbers are as they were before."""
     model: nn.Module = trainer._network
     before = {name: getattr(trainer, name) for name in _SWAPPED if hasattr(trainer, name)}
-    modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     device = trainer.args.device
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with modes_kept(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         for name, value in before.items():
             setattr(trainer, name, value)
-        for module, mode in modes:
-            module.training = mode
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)

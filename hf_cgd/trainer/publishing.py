@@ -14,6 +14,7 @@ from transformers.modelcard import TrainingSummary
 
 from hf_cgd.cards import CARD_FILE, RunRecord, write_card
 from hf_cgd.metrics import GroupMetric, GroupReport
+from hf_cgd.metrics.values import as_json
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
@@ -68,7 +69,7 @@ class PublishingTrainer(Trainer):
         alpha, names = self._weights(), () if setup.groups is None else setup.groups.names
         weights = {} if alpha is None else dict(zip(names, alpha.tolist(), strict=True))
         cosines = None if loss is None or loss.interactions is None else loss.interactions.cosines
-        matrix = None if cosines is None else [[_finite(one) for one in row] for row in cosines.tolist()]
+        matrix = None if cosines is None else as_json(cosines)
         has_met = matrix is not None and any(one is not None for row in matrix for one in row)
         # A history that another run has left in the folder is not this run's.
         written = None if self._group_log is None else self._group_log.folder
@@ -214,7 +215,3 @@ def _tags_in(card: Path) -> list[str]:
     except ValueError:
         # It has no front matter that can be read.
         return []
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None

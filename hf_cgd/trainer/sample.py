@@ -12,6 +12,7 @@ from hf_cgd.data.columns import column_names, row_names
 from hf_cgd.data.row_order import array_of
 from hf_cgd.data.rows import has_value, undisturbed, value_of
 from hf_cgd.data.training_groups import is_stream
+from hf_cgd.models.modes import modes_kept
 from hf_cgd.models.outputs import forward_parameters, logits_of
 
 ROWS = 2
@@ -94,14 +95,10 @@ class Sample:
             for name, value in self.batch.items()
             if renamed.get(name, name) in parameters and isinstance(value, torch.Tensor) and "label" not in name
         }
-        modes = [(module, module.training) for module in model.modules()]
-        with undisturbed(), torch.no_grad():
+        with modes_kept(model), undisturbed(), torch.no_grad():
             try:
                 logits = logits_of(model.eval()(**inputs))
             # A network that wants more than its inputs is measured by its first batch.
             except Exception:
                 return None
-            finally:
-                for module, mode in modes:
-                    module.training = mode
         return logits.shape[-1] if logits.ndim > 1 else 1
