@@ -12,7 +12,7 @@ from typing import Any
 from hf_cgd.experiments.grid import Grid
 from hf_cgd.experiments.summary import COLUMNS, Published
 from hf_cgd.tasks import TASKS
-from hf_cgd.tasks.base import Task
+from hf_cgd.tasks.base import Task, TaskInfo
 from hf_cgd.tasks.colored_mnist import ColoredMNIST
 from hf_cgd.tasks.mnist_settings import GROUPS, MNISTSettings
 from hf_cgd.tasks.paper import STEPS, TABLE_3, searched
@@ -47,10 +47,6 @@ class Preset:
         return replace(self, grid=replace(self.grid, **{**self.fast, "options": options}), published={})
 
 
-_BALANCED = {"group_sampling": "weighted"}
-_ORDINARY = {"erm": {"group_sampling": "none"}}
-
-
 def _of_paper(kind: type[Task], fast: Mapping[str, Any] | None = None) -> Preset:
     """The paper's grid of a benchmark; its small version is made-up data, unless `fast` says otherwise."""
     info = kind().info
@@ -61,14 +57,20 @@ def _of_paper(kind: type[Task], fast: Mapping[str, Any] | None = None) -> Preset
         search.objectives,
         search.values,
         seeds=tuple(range(search.seeds)),
-        options={"preset": "paper", **_BALANCED, **search.options},
-        objective_options=_ORDINARY,
+        options={"preset": "paper", **search.options},
+        objective_options={name: {"group_sampling": _sampling_of(info, name)} for name in search.objectives},
         metric=info.metric,
     )
     few = {name: values for name, values in ONE_STEP.items() if name in search.values}
     small = fast or {"values": few, "seeds": (0,), "options": {"demo": True}}
     cells = {("", objective): row for objective, row in published.cells.items()}
     return Preset(grid, small, columns=published.metrics, published=cells)
+
+
+def _sampling_of(info: TaskInfo, objective: str) -> str:
+    """What the task states for the objective, else the released code's."""
+    stated = info.hyperparameters["paper"].by_objective.get(objective, {})
+    return str(stated.get("group_sampling", "none" if objective == "erm" else "weighted"))
 
 
 _SMALL_MNIST = {"values": ONE_STEP, "seeds": (0,), "options": FEW_DIGITS}
