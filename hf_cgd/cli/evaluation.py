@@ -74,9 +74,9 @@ def evaluate(own: Namespace) -> dict[str, Any]:
             rows = _prepared(own, kind, rows, inputs, processor)
         trainer = GroupRobustTrainer(model=model, args=config, eval_dataset=rows, processing_class=processor)
         prefix = "eval" if split == "validation" else split
-        trainer.predict(rows, metric_key_prefix=prefix)
+        output = trainer.predict(rows, metric_key_prefix=prefix)
         if own.predictions:
-            write_predictions(trainer, rows, split, prefix)
+            write_predictions(trainer, rows, split, output)
         if trainer.is_world_process_zero():
             report = replace(trainer.group_report(prefix), objective="none, evaluated only")
             print(f"\n{split}, {len(rows):,} rows\n{report}")

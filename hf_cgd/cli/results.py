@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import pandas as pd
 from scipy.special import softmax
+from transformers.trainer_utils import PredictionOutput
 
 from hf_cgd.cards import (
     CARD_FILE,
@@ -78,19 +79,18 @@ def _has_card_of_training(folder: Path) -> bool:
     return (folder / CARD_FILE).exists()
 
 
-def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, prefix: str) -> Path:
+def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, output: PredictionOutput) -> Path:
     """Write the model's answer for each row of a split, beside what the data says of the row; where it is.
 
     The columns: those of the data that hold single values, then "prediction", "correct" and "probability" (that of the
-    answer), or the predicted values of a regression. All processes have to call this; the main one writes.
+    answer), or the predicted values of a regression. The main process writes.
 
     Args:
         trainer: with the model.
         rows: the split.
         split: its name.
-        prefix: of its metrics.
+        output: what `trainer.predict` gave for the rows.
     """
-    output = trainer.predict(rows, metric_key_prefix=prefix)
     assert trainer.args.output_dir is not None
     path = Path(trainer.args.output_dir) / PREDICTIONS.format(split)
     if not trainer.is_world_process_zero():

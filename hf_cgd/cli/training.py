@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from transformers.trainer_utils import PredictionOutput
 
 from hf_cgd.cli.command_line import RecipeConfig, readable_errors, show_messages
 from hf_cgd.cli.networks import untrained_weights
@@ -84,17 +85,19 @@ def run(
     else:
         with readable_errors(config):
             _load_for_evaluation(trainer)
-    prefixes = metric_prefixes(splits)
+    prefixes, writes = metric_prefixes(splits), own is not None and own.predictions
+    outputs: dict[str, PredictionOutput] = {}
     for name, prefix in prefixes.items():
         if name == "validation":
             trainer.evaluate()
-        else:
-            trainer.predict(splits[name], metric_key_prefix=prefix)
+        if name != "validation" or writes:
+            output = trainer.predict(splits[name], metric_key_prefix=prefix)
+            if writes:
+                outputs[name] = output
     if trains:
         trainer.save_model()
-    if own is not None and own.predictions:
-        for name, prefix in prefixes.items():
-            write_predictions(trainer, splits[name], name, prefix)
+    for name, output in outputs.items():
+        write_predictions(trainer, splits[name], name, output)
     if trainer.is_world_process_zero():
         reports = {name: trainer.group_report(prefix) for name, prefix in prefixes.items()}
         if not trains:
