@@ -1,14 +1,14 @@
 """Who of a micro-batch is in which group, known on the host: counts and slices then wait for no device."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hf_cgd.arithmetic import Arithmetic, moved
-from hf_cgd.data.groups import UNCOUNTED
-from hf_cgd.robust_loss.uncounted import counted_by_group, rows_that_count
+from hf_cgd.robust_loss.uncounted import counted, counted_by_group, rows_that_count, with_stand_ins
 
 
 class BatchGroups:
@@ -56,6 +56,16 @@ class BatchGroups:
         self.counts = torch.from_numpy(counts)
         self.present = np.flatnonzero(counts).tolist()
 
+    @property
+    def all_count(self) -> bool:
+        """Whether every example is known to count."""
+        return self.numbers is not None and self.rows is None
+
+    @cached_property
+    def ids_in_groups(self) -> Tensor:
+        """The ids [B], with that of an example that counts in the place of `UNCOUNTED` (see `with_stand_ins`)."""
+        return self.ids if self.all_count else with_stand_ins(self.ids)
+
     def sums_of(self, losses: Tensor, arithmetic: Arithmetic) -> Tensor:
         """Sums [K] of the losses [B] of each group, examples that do not count left out, where the statistics are."""
         values = arithmetic.move(losses.detach())
@@ -65,7 +75,7 @@ class BatchGroups:
                 weights, numbers = weights[self.rows], numbers[self.rows]
             return torch.from_numpy(np.bincount(numbers, weights=weights, minlength=len(self.counts)))
         ids = moved(self.ids, values.device)
-        if self.rows is None and self.numbers is not None:
+        if self.all_count:
             return values.new_zeros(len(self.counts)).index_add(0, ids, values)
-        values = values.where(ids != UNCOUNTED, 0.0)
+        values = values.where(counted(ids), 0.0)
         return values.new_zeros(len(self.counts)).index_add(0, ids.clamp_min(0), values)

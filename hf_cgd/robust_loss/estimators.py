@@ -164,8 +164,7 @@ class GramEstimator(LossEstimator):
 
     def _labels(self, groups: BatchGroups, window: StepWindow) -> tuple[Tensor, Sequence[int]]:
         """What has a gradient of its own: the ids [B] of it, and which of them this micro-batch holds."""
-        all_count = groups.numbers is not None and groups.rows is None
-        return groups.ids if all_count else with_stand_ins(groups.ids), groups.present
+        return groups.ids_in_groups, groups.present
 
     def _counts(self, window: StepWindow) -> Tensor:
         """Examples in the step, on all processes, of what has a gradient of its own."""

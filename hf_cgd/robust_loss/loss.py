@@ -21,7 +21,7 @@ from hf_cgd.robust_loss.group_losses import GroupLossLog
 from hf_cgd.robust_loss.interactions import GroupInteractions
 from hf_cgd.robust_loss.requirements import require_losses_and_ids, require_that_all_fit, require_weights
 from hf_cgd.robust_loss.state import LossState
-from hf_cgd.robust_loss.uncounted import drop_uncounted, silence_uncounted, with_stand_ins
+from hf_cgd.robust_loss.uncounted import drop_uncounted, silence_uncounted
 from hf_cgd.robust_loss.window import StepWindow
 
 WeightTiming = Literal["current", "next"]
@@ -226,7 +226,7 @@ class GroupRobustLoss:
             elif groups.rows is not None or self._arithmetic.fixed_shapes:
                 # Under fixed shapes nobody knows who counts, so every batch goes this way.
                 losses = silence_uncounted(losses, group_ids, may_look=groups.rows is not None)
-                group_ids = with_stand_ins(group_ids)
+                group_ids = groups.ids_in_groups
             if self._engine is not None and self._engine.timing == "after_backward":
                 loss = self._scalar(losses, group_ids, given)
                 self._engine.watch(losses)
