@@ -101,7 +101,7 @@ class GroupLog:
         # Weights on a device would have to be waited for.
         if self._history is not None and alpha is not None and is_on_host(alpha) and step % self._stride == 0:
             weights = dict(zip(robust_loss.groups.names, alpha.tolist(), strict=True))
-            self._history.append(step, {"group_weight": {k: v for k, v in weights.items() if isfinite(v)}})
+            self._history.append(step, {"group_weight": _finite(weights)})
 
     def values(self, robust_loss: GroupRobustLoss, step: int) -> dict[str, float]:
         """What the log gains at a step; the mean group losses since the last call are used up.
@@ -111,10 +111,7 @@ class GroupLog:
         values = {"group_loss": robust_loss.drain_group_losses()}
         if robust_loss.alpha is not None:
             values["group_weight"] = dict(zip(robust_loss.groups.names, robust_loss.alpha.tolist(), strict=True))
-        values = {
-            kind: {name: value for name, value in by_name.items() if isfinite(value)}
-            for kind, by_name in values.items()
-        }
+        values = {kind: _finite(by_name) for kind, by_name in values.items()}
         if self._history is not None:
             self._history.append(step, values)
         logs: dict[str, float] = {}
@@ -122,7 +119,7 @@ class GroupLog:
             if self._by_name:
                 logs |= {f"{kind}/{name}": value for name, value in by_name.items()}
             elif by_name:
-                logs |= {f"{kind}_min": min(by_name.values()), f"{kind}_max": max(by_name.values())}
+                logs |= _extremes(kind, by_name)
         if robust_loss.skipped_updates:
             logs["skipped_weight_updates"] = robust_loss.skipped_updates
         return logs
@@ -145,9 +142,8 @@ def condensed(logs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[s
     many = {kind: values for kind, values in by_kind.items() if len(values) > MAX_LOGGED_GROUPS}
     shown = {name: value for name, value in logs.items() if own_name(name) not in many}
     for kind, values in many.items():
-        short = kind.rstrip("/")
-        shown |= {f"{short}_min": min(values.values()), f"{short}_max": max(values.values())}
-    return shown, {kind.rstrip("/"): {k: v for k, v in values.items() if isfinite(v)} for kind, values in many.items()}
+        shown |= _extremes(kind.rstrip("/"), values)
+    return shown, {kind.rstrip("/"): _finite(values) for kind, values in many.items()}
 
 
 def read_group_history(path: str | os.PathLike[str]) -> list[dict[str, float]]:
@@ -208,6 +204,14 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             break
     return rows
+
+
+def _finite(by_name: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in by_name.items() if isfinite(value)}
+
+
+def _extremes(kind: str, by_name: Mapping[str, float]) -> dict[str, float]:
+    return {f"{kind}_min": min(by_name.values()), f"{kind}_max": max(by_name.values())}
 
 
 def _line(row: Mapping[str, Any]) -> str:
