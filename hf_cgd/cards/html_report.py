@@ -14,6 +14,7 @@ from hf_cgd.cards.svg import legend, line_chart
 from hf_cgd.cards.words import headline, limits
 from hf_cgd.html import Html, raw, tag
 from hf_cgd.metrics import GroupReport, GroupRow
+from hf_cgd.metrics.tables import decimals
 from hf_cgd.plots.logs import weight_curves
 
 SHOWN_GROUPS = 30
@@ -107,8 +108,8 @@ def _side_by_side(records: Sequence[RunRecord], names: Sequence[str]) -> Html:
             cells[2] = where
             if worst is not None and metric is not None:
                 average = report.overall.get(metric)
-                cells[3:] = [worst.name, _value(worst, metric), _span(worst, metric), _decimals(average),
-                             _decimals(report.gap())]  # fmt: skip
+                cells[3:] = [worst.name, _value(worst, metric), _span(worst, metric), decimals(average),
+                             decimals(report.gap())]  # fmt: skip
         rows.append(cells)
     head = ["run", "objective", "evaluated on", "worst group", "its value", "95 % interval", "average", "gap"]
     return _table(head, rows)
@@ -260,13 +261,9 @@ def _grid(head: Html, rows: Sequence[Html], **attributes: Any) -> Html:
 
 
 def _value(row: GroupRow, metric: str) -> str:
-    return _decimals(row.value(metric))
+    return decimals(row.value(metric))
 
 
 def _span(row: GroupRow, metric: str) -> str:
     interval = row.interval(metric)
     return "no interval" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
-
-
-def _decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

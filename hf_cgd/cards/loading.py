@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 
-from hf_cgd.cards.record import REPORT_FILE, RUN_FILE, RunRecord
+from hf_cgd.cards.record import EVALUATED_ONLY, REPORT_FILE, RUN_FILE, RunRecord
 from hf_cgd.metrics import GroupReport
 
 
@@ -76,7 +76,7 @@ def load_run(place: str | os.PathLike[str], *, revision: str | None = None) -> R
     if content is None:
         objectives = {report.objective for report in reports.values()}
         name = Path(os.fspath(folder)).name
-        known = objectives - {"", "none, evaluated only"}
+        known = objectives - {"", EVALUATED_ONLY}
         return RunRecord(name, {"name": known.pop()} if len(known) == 1 else None, reports=reports)
     try:
         return RunRecord.from_dict(content, reports)

@@ -13,6 +13,8 @@ from hf_cgd.metrics.values import as_json
 
 REPORT_FILE = "group_report.json"
 """The reports of a run by evaluation set, {"validation": {…}, "test": {…}}."""
+EVALUATED_ONLY = "none, evaluated only"
+"""The objective of a model that was only evaluated: how it was trained is not known."""
 RUN_FILE = "group_run.json"
 """All the rest of its record."""
 SETTINGS_FILE = "group_settings.yaml"
@@ -84,8 +86,8 @@ class RunRecord:
 
     @property
     def objective_name(self) -> str:
-        """Name of the objective; "none, evaluated only" where nothing was trained."""
-        return "none, evaluated only" if self.objective is None else str(self.objective["name"])
+        """Name of the objective; `EVALUATED_ONLY` where nothing was trained."""
+        return EVALUATED_ONLY if self.objective is None else str(self.objective["name"])
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form without the reports, which have a file of their own."""

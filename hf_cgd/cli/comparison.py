@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_cgd.cards import RunRecord, html_report, load_run
 from hf_cgd.metrics import GroupReport
-from hf_cgd.metrics.tables import markdown, plain
+from hf_cgd.metrics.tables import decimals, markdown, plain
 from hf_cgd.objectives import KNOBS, build_objective, knobs_of
 from hf_cgd.plots import comparison_figure, save_figure
 from hf_cgd.trainer.config import GroupOptions
@@ -89,14 +89,10 @@ def _table(reports: Mapping[str, GroupReport]) -> list[list[str]]:
     for name, title in OVERALL.items():
         values = [report.overall.get(name) for report in reports.values()]
         if any(value is not None for value in values):
-            rows.append([title, *map(_decimals, values)])
-    rows.append(["gap between groups", *(_decimals(report.gap()) for report in reports.values())])
+            rows.append([title, *map(decimals, values)])
+    rows.append(["gap between groups", *(decimals(report.gap()) for report in reports.values())])
     by_name = {method: {row.name: row.value(metric) for row in report.rows} for method, report in reports.items()}
     worst = sorted(first.rows, key=lambda row: (row.value(metric) is None, row.value(metric)))
     for row in worst:
-        rows.append([f"  {row.name}", *(_decimals(values.get(row.name)) for values in by_name.values())])
+        rows.append([f"  {row.name}", *(decimals(values.get(row.name)) for values in by_name.values())])
     return rows
-
-
-def _decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"

@@ -17,6 +17,7 @@ from transformers import (
     AutoTokenizer,
 )
 
+from hf_cgd.cards.record import EVALUATED_ONLY
 from hf_cgd.cli.command_line import readable_errors, show_messages
 from hf_cgd.cli.model_inputs import tokenized, with_pixel_values
 from hf_cgd.cli.output_folder import prepare_output
@@ -78,7 +79,7 @@ def evaluate(own: Namespace) -> dict[str, Any]:
         if own.predictions:
             write_predictions(trainer, rows, split, output)
         if trainer.is_world_process_zero():
-            report = replace(trainer.group_report(prefix), objective="none, evaluated only")
+            report = replace(trainer.group_report(prefix), objective=EVALUATED_ONLY)
             print(f"\n{split}, {len(rows):,} rows\n{report}")
             write_results(trainer, {split: report}, trained=False, pictures=not own.no_pictures)
             print(f"\n{where_it_is(config.output_dir or '')}")

@@ -9,6 +9,7 @@ from datasets import Dataset, DatasetDict
 from PIL import Image
 from tqdm.auto import tqdm
 
+from hf_cgd.data.image_reading import undecoded
 from hf_cgd.data.images import opened_image
 from hf_cgd.data.table_places import listed
 
@@ -74,6 +75,4 @@ def with_pixel_values(rows: Dataset, column: str, kept: Sequence[str], processor
             return found
         return {**processor([opened_image(value) for value in batch[column]], return_tensors="pt"), **found}
 
-    if isinstance(rows.features[column], datasets.Image):
-        rows = rows.cast_column(column, datasets.Image(decode=False))
-    return rows.with_transform(read)
+    return undecoded(rows, column).with_transform(read)

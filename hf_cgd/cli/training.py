@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from transformers.trainer_utils import PredictionOutput
 
+from hf_cgd.cards.record import EVALUATED_ONLY
 from hf_cgd.cli.command_line import RecipeConfig, readable_errors, show_messages
 from hf_cgd.cli.networks import untrained_weights
 from hf_cgd.cli.output_folder import prepare_output
@@ -101,8 +102,7 @@ def run(
     if trainer.is_world_process_zero():
         reports = {name: trainer.group_report(prefix) for name, prefix in prefixes.items()}
         if not trains:
-            # How the model was trained is not known here.
-            reports = {name: replace(report, objective="none, evaluated only") for name, report in reports.items()}
+            reports = {name: replace(report, objective=EVALUATED_ONLY) for name, report in reports.items()}
         for name, report in reports.items():
             print(f"\n{name}\n{report}")
         assert config.output_dir is not None

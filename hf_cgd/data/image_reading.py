@@ -47,11 +47,11 @@ def with_pixels(
     """
     readers = {training: ImageReader(column, open_image, steps(training), kept) for training in (True, False)}
     return DatasetDict(
-        {name: _undecoded(rows, column).with_transform(readers[name == "train"]) for name, rows in splits.items()}
+        {name: undecoded(rows, column).with_transform(readers[name == "train"]) for name, rows in splits.items()}
     )
 
 
-def _undecoded(rows: Dataset, column: str) -> Dataset:
+def undecoded(rows: Dataset, column: str) -> Dataset:
     """Images as they are stored: who opens them can say which file was bad."""
     if isinstance(rows.features[column], datasets.Image):
         return rows.cast_column(column, datasets.Image(decode=False))

@@ -43,6 +43,10 @@ class GroupMetric:
         except (ValueError, ZeroDivisionError):
             return float("nan")
 
+    def lower_is_better(self, name: str) -> bool:
+        """Which direction is better, by what was declared, else by the name."""
+        return lower_is_better_by_name(name) if self.greater_is_better is None else not self.greater_is_better
+
     def defined(self, name: str, predictions: np.ndarray, labels: np.ndarray, truth_first: bool = False) -> float:
         """The value; errors of the metric pass through.
 
@@ -140,7 +144,7 @@ def custom_group_metrics(
         undefined += [key for key, value in values.items() if not np.isfinite(value)]
         values = {key: value for key, value in values.items() if np.isfinite(value)}
         of_groups = [value for key, value in values.items() if key != name]
-        lower = lower_is_better_by_name(name) if metric.greater_is_better is None else not metric.greater_is_better
+        lower = metric.lower_is_better(name)
         if of_groups:
             values[f"worst_group_{name}"] = max(of_groups) if lower else min(of_groups)
         found |= values

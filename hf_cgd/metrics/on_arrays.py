@@ -8,7 +8,7 @@ import numpy as np
 
 from hf_cgd.data.columns import Column, is_missing, listed_rows
 from hf_cgd.data.groups import GroupInfo
-from hf_cgd.metrics.custom_metrics import GroupMetric, lower_is_better_by_name
+from hf_cgd.metrics.custom_metrics import GroupMetric
 from hf_cgd.metrics.intervals import bootstrap_interval, wilson_interval
 from hf_cgd.metrics.report import GroupReport, GroupRow
 from hf_cgd.monitors import GroupRobustWarning
@@ -83,7 +83,7 @@ def group_metrics(
         ]
         defined = [value for value in found[name] if value is not None]
         if defined:
-            overall[f"worst_group_{name}"] = max(defined) if _is_lower_better(name, metric) else min(defined)
+            overall[f"worst_group_{name}"] = max(defined) if metric.lower_is_better(name) else min(defined)
         if defined and name == ACCURACY:
             overall["mean_group_accuracy"] = float(np.mean(defined))
     if undefined:
@@ -136,10 +136,6 @@ def _share_of_right(y_true: np.ndarray, y_pred: np.ndarray) -> float:
 def _is_accuracy(name: str, metric: GroupMetric) -> bool:
     # That of scikit-learn is known by its name, without importing it.
     return name == ACCURACY or getattr(metric.compute, "__name__", "") == "accuracy_score"
-
-
-def _is_lower_better(name: str, metric: GroupMetric) -> bool:
-    return lower_is_better_by_name(name) if metric.greater_is_better is None else not metric.greater_is_better
 
 
 def require_classes(truth: np.ndarray, given: np.ndarray, classes: Sequence[Any] | None = None) -> None:

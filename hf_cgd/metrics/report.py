@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_cgd.html import Html
 from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.metrics.group_metrics import ONE_CLASS
-from hf_cgd.metrics.tables import html, markdown, plain
+from hf_cgd.metrics.tables import decimals, html, markdown, plain
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,14 +56,14 @@ class GroupRow:
         return {
             "group": self.name,
             "train": "" if self.train_count is None else f"{self.train_count:,}",
-            "weight": _decimals(self.weight),
+            "weight": decimals(self.weight),
             "eval": "" if self.count is None else f"{self.count:,}",
-            "accuracy": _decimals(self.accuracy),
+            "accuracy": decimals(self.accuracy),
             "95 % interval": "" if interval is None else _span(interval),
-            "pearson": _decimals(self.pearson),
-            "loss": _decimals(self.loss),
+            "pearson": decimals(self.pearson),
+            "loss": decimals(self.loss),
         } | {
-            name: _decimals(value) + (f" ({_span(self.intervals[name])})" if name in self.intervals else "")
+            name: decimals(value) + (f" ({_span(self.intervals[name])})" if name in self.intervals else "")
             for name, value in self.others.items()
         }
 
@@ -276,10 +276,6 @@ class GroupReport:
         others = dict.fromkeys(name for row in self.rows for name in row.others)
         columns = [name for name in (*COLUMNS, *others) if any(row.get(name) for row in rows)]
         return [columns, *([row.get(name, "") for name in columns] for row in rows)]
-
-
-def _decimals(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}" if isfinite(value) else "n/a"
 
 
 def _span(interval: tuple[float, float]) -> str:

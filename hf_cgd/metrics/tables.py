@@ -1,6 +1,7 @@
 """Tables as text: plain, Markdown and LaTeX. A table is a list of rows of cells, the head first."""
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 
@@ -14,6 +15,11 @@ def mean_and_deviation(values: np.ndarray, decimals: int = 3) -> str:
     """Mean over runs [S] and, in brackets, their standard deviation; only what the number of runs allows."""
     spread = f" ({values.std(ddof=1):.{decimals}f})" if len(values) > 1 else ""
     return f"{values.mean():.{decimals}f}{spread}" if len(values) else ""
+
+
+def decimals(value: float | None) -> str:
+    """A number with three decimals; "" for None, "n/a" for one that is not finite."""
+    return "" if value is None else f"{value:.3f}" if isfinite(value) else "n/a"
 
 
 def in_units(values: np.ndarray, metric: str) -> str:

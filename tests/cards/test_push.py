@@ -12,9 +12,10 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from programs import run
 from tiny import predicts_one_class
+from transformers import TrainerCallback
 
 import hf_cgd
-from hf_cgd import GroupRobustWarning
+from hf_cgd import GroupRobustTrainer, GroupRobustWarning
 from hf_cgd.cards import load_run
 
 from .conftest import NAMES, build_trainer
@@ -24,6 +25,24 @@ PUSHES = {"push_to_hub": True, "hub_model_id": "robust", "hub_token": TOKEN}
 REPO = f"{USER}/robust"
 ALWAYS = 1000
 """More often than a client tries."""
+
+
+class OneAtATime(TrainerCallback):
+    """Lets a push end before the next checkpoint writes over the files that it sends; steps take no time here."""
+
+    trainer: GroupRobustTrainer
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Wait for the push that the checkpoint began."""
+        if self.trainer.push_in_progress is not None:
+            self.trainer.push_in_progress.wait_until_done()
+
+
+def with_pushes_in_turn(trainer: GroupRobustTrainer) -> GroupRobustTrainer:
+    callback = OneAtATime()
+    callback.trainer = trainer
+    trainer.add_callback(callback)
+    return trainer
 
 
 @pytest.fixture
@@ -85,7 +104,8 @@ print(json.dumps([model.config.id2label, logits.tolist()]))
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint"])
 def test_hub_strategies(hub: HubServer, tmp_path: Path, strategy: str) -> None:
     saves = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
-    trainer = build_trainer(tmp_path / "out", PUSHES | saves | {"hub_strategy": strategy, "hub_always_push": True})
+    pushes = PUSHES | saves | {"hub_strategy": strategy, "hub_always_push": True}
+    trainer = with_pushes_in_turn(build_trainer(tmp_path / "out", pushes))
     trainer.train()
     commits = hub.repositories[REPO].commits
     written = {path for _, paths in commits for path in paths}
@@ -135,7 +155,7 @@ def test_a_single_dropped_upload_is_tried_again(hub: HubServer, tmp_path: Path) 
 @pytest.mark.usefixtures("no_pictures")
 def test_a_push_that_fails_in_mid_training_is_told_of_and_training_goes_on(hub: HubServer, tmp_path: Path) -> None:
     saves = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4, "hub_always_push": True}
-    trainer = build_trainer(tmp_path / "out", PUSHES | saves)
+    trainer = with_pushes_in_turn(build_trainer(tmp_path / "out", PUSHES | saves))
     hub.fail("/commit/", times=ALWAYS)
     with pytest.warns(GroupRobustWarning, match=f"A push to the Hub failed: .*500.*The push to {REPO} failed"):
         trainer.train()
