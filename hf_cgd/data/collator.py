@@ -97,7 +97,7 @@ class GroupCollator:
         """A batch with the group ids under `batch_key`.
 
         Raises:
-            ValueError: an example without its group, or a batch whose rows cannot be recognised.
+            ValueError: an example without its group, a batch without rows, or one whose rows cannot be recognised.
         """
         ids = self._ids(features)
         if self.in_group_order:
@@ -111,7 +111,13 @@ class GroupCollator:
                 f"Expected the collator to return a mapping of names to tensors (a dict), got {type(batch).__name__}."
             )
         returned = [batch.pop(name) for name in (*self.group_columns, self.batch_key) if name in batch]
-        found = self._ids_in(returned, self._order.size_of(batch))
+        size = self._order.size_of(batch)
+        if size == 0:
+            raise ValueError(
+                f"The collator made a batch without rows of {len(features)} examples: its mean loss is not a number. "
+                "Leave out what it drops before training (dataset.filter), or have it return at least one row."
+            )
+        found = self._ids_in(returned, size)
         self._returned = found is not None
         if found is None:
             found = self._order.ids_of(rows, ids, batch, before or RandomState())

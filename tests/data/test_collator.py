@@ -205,3 +205,13 @@ def test_rows_that_are_none() -> None:
 def test_a_batch_that_is_no_mapping() -> None:
     with pytest.raises(ValueError, match=r"a mapping of names to tensors \(a dict\), got tuple"):
         wrapped(lambda rows: (torch.zeros(2), torch.zeros(2)))(rows_of())
+
+
+@pytest.mark.parametrize("name", ["group", "group_ids"])
+def test_a_batch_without_rows_is_refused(name: str) -> None:
+    def drops_all(rows: Rows) -> dict[str, torch.Tensor]:
+        return {key: torch.tensor([row[key] for row in rows][:0]) for key in ("labels", name) if key in rows[0]}
+
+    collator = GroupCollator(drops_all, GROUPS, batch_key="group_ids", group_columns=["group"])
+    with pytest.raises(ValueError, match="a batch without rows of 12 examples.*dataset.filter"):
+        collator(rows_of())
