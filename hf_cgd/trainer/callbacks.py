@@ -22,6 +22,9 @@ class GroupRun(Protocol):
     def begin_run(self) -> None:
         """Model and optimizer are ready."""
 
+    def begin_epoch(self) -> None:
+        """An epoch begins; all that a script does then has been done."""
+
     def group_state(self) -> dict[str, Any]:
         """What a checkpoint holds of the groups, after the last completed step."""
 
@@ -55,8 +58,10 @@ class GroupStateCallback(TrainerCallback, ExportableState):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Tell the sampler which epoch it is."""
+        """Tell the sampler which epoch it is, and look whether layers were frozen or unfrozen."""
         tell_sampler(kwargs.get("train_dataloader"), args, state)
+        if self.trainer is not None:
+            self.trainer.begin_epoch()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -1,6 +1,7 @@
 """How a run takes group gradients: which engine, over which parameters, and every combination that is refused."""
 
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from hf_cgd.gradients import (
     gradient_scope,
     needs_static_shapes,
 )
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.estimators import Scale
 from hf_cgd.robust_loss.loss import GroupRobustLoss
@@ -49,6 +51,8 @@ class EngineChoice:
         """The engine in use where it works by tensor hooks."""
         self._tensor_hooks_made_for: tuple[Any, str] | None = None
         self._communication: tuple[Accelerator, Communication] | None = None
+        self._scope_of_run: list[str] | None = None
+        """Names of the parameters that group gradients are compared over; None where they need not be watched."""
 
     def require_supported(self, objective: Objective, model: nn.Module, accelerator: Accelerator) -> None:
         """Raise a ValueError unless this kind of run can train by the objective."""
@@ -104,6 +108,7 @@ class EngineChoice:
 
     def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:
         """Say in the log what a run trains by: objective, groups, and where group gradients are taken."""
+        self._scope_of_run = None
         if robust_loss is None:
             return
         objective, groups = robust_loss.objective, robust_loss.groups
@@ -118,8 +123,26 @@ class EngineChoice:
             logger.info("  weight_timing='next': a step's statistics set the weights of the following one")
             return
         scope = self._scope(model)
+        self._scope_of_run = list(scope)
         size = sum(parameter.numel() for parameter in scope.values())
-        logger.info("  Group gradients over %d parameters (%s … %s)", size, next(iter(scope)), list(scope)[-1])
+        logger.info("  Group gradients over %d parameters (%s)", size, _span(self._scope_of_run))
+
+    def watch_scope(self, model: nn.Module) -> None:
+        """Warn, once a run, where layers were frozen or unfrozen so that `gradient_layers` now stands for others."""
+        if self._scope_of_run is None:
+            return
+        now = list(self._scope(model))
+        if now == self._scope_of_run:
+            return
+        at_first, self._scope_of_run = self._scope_of_run, None
+        warnings.warn(
+            f"Layers were frozen or unfrozen since the run began. Group gradients are still compared over "
+            f"{_span(at_first)}; gradient_layers would now choose {_span(now)}, and so will a run resumed from "
+            "here. To compare over those, call train() anew; to compare over the same all along, name them by regular "
+            "expressions in gradient_layers.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
 
     def _engine(
         self, objective: Objective, model: nn.Module, accelerator: Accelerator, communication: Communication
@@ -160,6 +183,10 @@ class EngineChoice:
     def _scope(self, model: nn.Module) -> dict[str, nn.Parameter]:
         layers = options_of(self._args).gradient_layers
         return gradient_scope(model) if layers is None else gradient_scope(model, layers)
+
+
+def _span(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
 
 
 def arithmetic_on(device: torch.device) -> Arithmetic:

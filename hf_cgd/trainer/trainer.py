@@ -156,6 +156,10 @@ class GroupRobustTrainer(
         self.robust_loss, self._group_log = self._run_state.begin(self._build_loss, self.args, self.state)
         self._engine_choice.log_run(self.robust_loss, self._network)
 
+    def begin_epoch(self) -> None:
+        """Called when an epoch begins."""
+        self._engine_choice.watch_scope(self._network)
+
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:

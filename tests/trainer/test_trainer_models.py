@@ -1,14 +1,17 @@
 """Models of every make in the Trainer, in one pass and in one pass per group."""
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import timm
 import torch
 from tiny import image_dataset, logged, parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from torch import nn
+from transformers import TrainerCallback
 
-from hf_cgd import GroupRobustTrainer
+from hf_cgd import GroupRobustTrainer, GroupRobustWarning
 
 pytestmark = predicts_one_class
 
@@ -203,3 +206,30 @@ def test_batchnorm_with_a_last_batch_of_one(trainer: Build) -> None:
     assert len(run.get_train_dataloader()) == 3
     run.train()
     assert run.state.global_step == 3
+
+
+# ---- Layers that are unfrozen by and by -------------------------------------------------------------------------------
+
+
+class Unfreezes(TrainerCallback):
+    """Makes the body trainable when the second of three epochs begins."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.epoch >= 1:
+            kwargs["model"].distilbert.requires_grad_(True)
+
+
+@pytest.mark.parametrize("layers,warns", [(3, 1), ("head", 0)])
+def test_unfreezing_that_would_change_the_scope_is_warned_of(trainer: Build, layers: int | str, warns: int) -> None:
+    model = tiny_distilbert()
+    model.distilbert.requires_grad_(False)
+    settings = {"objective": "cgd", "gradient_layers": layers, "num_train_epochs": 3, "max_steps": -1}
+    run = trainer(settings, model=model, train_dataset=text_dataset(), callbacks=[Unfreezes()])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", GroupRobustWarning)
+        run.train()
+    found = [str(each.message) for each in caught if "unfrozen since the run began" in str(each.message)]
+    assert len(found) == warns
+    for message in found:
+        assert "still compared over pre_classifier.weight … classifier.bias" in message
+        assert "now choose distilbert.transformer.layer.0" in message
