@@ -1,5 +1,7 @@
 """`GroupRobustConfig`: `TrainingArguments` and the options of group-robust training."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -14,6 +16,7 @@ from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, bui
 from hf_cgd.objectives.adaptive import AbsentGroups
 from hf_cgd.objectives.base import Variant, require_at_least_zero, require_one_of
 from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm
+from hf_cgd.robust_loss.excess import EXCESS_CLIPS, ExcessClip
 from hf_cgd.robust_loss.loss import WEIGHT_TIMINGS, WeightTiming
 
 ForwardMode = Literal["joint", "split"]
@@ -117,6 +120,14 @@ class GroupOptions:
     example_weight_column: str | None = _option(
         "Column with a weight > 0 of each example in the training loss; it is multiplied with that of the class."
     )
+    reference_losses: dict[str, float] | str | None = _option(
+        "Group-DRO and CGD: what the group weights see the losses in excess of, max(loss - reference, 0): a column of "
+        "the training set, or a number for each group by name (JSON on a command line). The trainer takes a model too."
+    )
+    excess_clip: ExcessClip | None = _option(
+        "What of the excess over `reference_losses` is clipped at 0: each 'example' (default for a column or a model) "
+        "or the mean of a 'group' (default for numbers of groups)."
+    )
     focal_gamma: float | None = _option(
         "gamma >= 0 of the focal loss (1 - p)^gamma (-log p), which takes the place of the cross-entropy in training."
     )
@@ -184,6 +195,9 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
         _read_numbers(self)
         super().__post_init__()
         self.class_weights = _as_class_weights(self.class_weights)
+        self.reference_losses = _as_reference_losses(self.reference_losses)
+        if self.excess_clip is not None:
+            require_one_of("excess_clip", self.excess_clip, EXCESS_CLIPS)
         require_at_least_zero(focal_gamma=self.focal_gamma or 0.0)
         if self.focal_gamma is not None and self.label_smoothing_factor:
             raise ValueError("focal_gamma and label_smoothing_factor are two losses of an example. Set one of them.")
@@ -199,6 +213,8 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
             self._refuse_unless(objective.needs_gradients, "gradient_layers", "takes no group gradients")
         if self.gradient_engine != "auto":
             self._refuse_unless(objective.needs_gradients, "gradient_engine", "takes no group gradients")
+        if self.reference_losses is not None:
+            self._refuse_unless(objective.moves_by_losses, "reference_losses", "does not move weights by losses")
         if self.forward_mode == "split" and self.group_column is None and self.objective == "erm":
             raise ValueError("forward_mode='split' needs to know the groups: set group_column.")
         if self.weight_timing is not None:
@@ -247,6 +263,23 @@ def _as_class_weights(value: Any) -> list[float] | str | None:
     if not weights or not all(0 < weight < float("inf") for weight in weights) or isinstance(value, str):
         raise ValueError(f"class_weights must be 'balanced' or a finite number > 0 for each class, got {value!r}.")
     return weights
+
+
+def _as_reference_losses(value: Any) -> dict[str, float] | str | None:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"reference_losses starts like JSON and is none ({error}): {value!r}.") from None
+    if value is None or (isinstance(value, str) and value):
+        return value
+    numbers = isinstance(value, Mapping) and all(isinstance(part, (int, float)) for part in value.values())
+    if not numbers or not value:
+        raise ValueError(
+            f"reference_losses must be the name of a column or a number for each group by name, got {value!r}. A "
+            "model goes to the trainer: GroupRobustTrainer(reference_losses=model)."
+        )
+    return {str(name): float(number) for name, number in value.items()}
 
 
 def _read_numbers(config: TrainingArguments) -> None:

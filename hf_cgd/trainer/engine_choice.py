@@ -24,6 +24,7 @@ from hf_cgd.gradients import (
 )
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.estimators import Scale
+from hf_cgd.robust_loss.excess import ExcessClip
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.example_weights import ExampleWeights
@@ -67,7 +68,12 @@ class EngineChoice:
             require_supported(objective.name, model, args, accelerator, engine, timing)
 
     def build_loss(
-        self, objective: Objective, groups: GroupInfo, model: nn.Module, accelerator: Accelerator
+        self,
+        objective: Objective,
+        groups: GroupInfo,
+        model: nn.Module,
+        accelerator: Accelerator,
+        excess_clip: ExcessClip | None = None,
     ) -> GroupRobustLoss:
         """The loss of a run, with its gradient engine.
 
@@ -76,6 +82,7 @@ class EngineChoice:
             groups: the training groups.
             model: the network; its parameters now are those that are trained.
             accelerator: the Trainer's.
+            excess_clip: of reference losses; None without.
 
         Raises:
             ValueError: options, groups and model do not fit the objective.
@@ -94,6 +101,8 @@ class EngineChoice:
             loss_scale=_loss_scale(accelerator.scaler, args.device),
             nonfinite=options.nonfinite,
             arithmetic=arithmetic_on(args.device),
+            excess_clip=excess_clip,
+            weights_enter="sampling" if options.group_sampling == "weights" else "loss",
         )
 
     def example_weights(self, objective: Objective, setup: GroupSetup, accelerator: Accelerator) -> ExampleWeights:

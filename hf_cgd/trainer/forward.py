@@ -178,6 +178,7 @@ class GroupForward:
         group_ids: Tensor | None,
         robust_loss: GroupRobustLoss | None,
         losses_of: Callable[[Any, Tensor], Tensor],
+        reference_losses: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """Loss of a batch, and what the model returned.
 
@@ -188,6 +189,7 @@ class GroupForward:
             group_ids: [B], needed in training.
             robust_loss: forms the loss in training; None in evaluation.
             losses_of: loss of each example [B], from what the model returned and the labels.
+            reference_losses: [B], what the weights see the losses in excess of; None for none.
         """
         if robust_loss is None:
             outputs = model(**inputs)
@@ -210,7 +212,8 @@ class GroupForward:
                 read = {name: chosen_rows(part, rows) for name, part in read.items()}
                 outputs, labels = with_logits(outputs, read["logits"]), read["labels"]
                 group_ids = chosen_rows(group_ids, rows)
-        loss = robust_loss(losses_of(outputs, labels), group_ids, **read)
+                reference_losses = None if reference_losses is None else chosen_rows(reference_losses, rows)
+        loss = robust_loss(losses_of(outputs, labels), group_ids, **read, reference_losses=reference_losses)
         return loss, with_loss(outputs, loss)
 
     def losses(

@@ -48,6 +48,7 @@ class GroupSetup:
         columns: the group columns of the training set; none for plain ERM.
         labels: columns that hold the targets.
         given: groups that the user has counted; None to count here.
+        reference_column: holds reference losses; None for none.
         collator: the user's, for what it makes of the rows; None where it is not known.
         own_loss: whether the user's `compute_loss_func` gives the labels their meaning.
 
@@ -66,6 +67,7 @@ class GroupSetup:
         columns: Sequence[str],
         labels: Sequence[str],
         given: GroupInfo | None = None,
+        reference_column: str | None = None,
         collator: Collator | None = None,
         own_loss: bool = False,
     ) -> None:
@@ -80,6 +82,9 @@ class GroupSetup:
         self.groups: GroupInfo | None = None
         """Names and counts of the training groups, None without a group column or a training set."""
         self._options = options
+        own = (options.example_weight_column, reference_column)
+        self._beside_columns = list(dict.fromkeys(column for column in own if column is not None))
+        """Columns with a number for each example that travel beside the batches."""
         self._label_columns = tuple(dict.fromkeys((*labels, *LABEL_COLUMNS)))
         self._model_columns = (*self._label_columns, *forward_parameters(model))
         own_name = len(self.columns) == 1 and self.columns[0] not in self._model_columns
@@ -129,8 +134,7 @@ class GroupSetup:
     @property
     def extra_columns(self) -> list[str]:
         """Columns that a dataset has to keep although the model has no argument of their name."""
-        own_column = [] if self._options.example_weight_column is None else [self._options.example_weight_column]
-        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP, *own_column]
+        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP, *self._beside_columns]
 
     def suits(self, train_dataset: Any, objective: Objective) -> bool:
         """Whether this was read from that training set and holds all that the objective needs."""
@@ -144,9 +148,8 @@ class GroupSetup:
 
     @property
     def keys_beside(self) -> list[str]:
-        """Keys of a batch that no model takes: those of group ids and of example weights."""
-        column = self._options.example_weight_column
-        return [self.key, HOST_IDS] if column is None else [self.key, HOST_IDS, column]
+        """Keys of a batch that no model takes: those of group ids, of example weights and of reference losses."""
+        return [self.key, HOST_IDS, *self._beside_columns]
 
     def require_ids(self, ids: Any, inputs: Mapping[str, Any]) -> None:
         """Raise a ValueError where a training batch has none."""

@@ -30,6 +30,7 @@ from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.notebook import with_short_tables
 from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.pushing import PushingTrainer
+from hf_cgd.trainer.reference_losses import Given, ReferenceLosses, column_of, reference_of
 from hf_cgd.trainer.resume import RunState
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
@@ -53,6 +54,8 @@ class GroupRobustTrainer(
         groups: groups and counts of the training set; needed for streams, which cannot be counted.
         group_metrics: metrics by name, each a function of (predictions, labels), an `evaluate` metric or a
             `GroupMetric`: reported as `<name>`, `group_<name>/<group>` and `worst_group_<name>`.
+        reference_losses: what group weights see the training losses in excess of (Group-DRO, CGD): a column, a number
+            for each group by name, or a model; None for what a `GroupRobustConfig` says. See `ReferenceLosses`.
 
     Raises:
         ValueError: before the first step, for whatever of the data, the options or the model does not fit together.
@@ -65,6 +68,7 @@ class GroupRobustTrainer(
         group_column: str | list[str] | None = None,
         groups: GroupInfo | None = None,
         group_metrics: Mapping[str, Any] | None = None,
+        reference_losses: Given | None = None,
         **kwargs: Any,
     ) -> None:
         self._own_metrics = as_group_metrics(group_metrics)
@@ -74,7 +78,11 @@ class GroupRobustTrainer(
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())
         self._given_objective = objective
-        self._set_up = partial(GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups)
+        self._given_reference = reference_losses
+        self._set_up = partial(
+            GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups,
+            reference_column=column_of(reference_losses, options),
+        )  # fmt: skip
         self._engine_choice = EngineChoice(self.args)
         self._run_state = RunState()
         self._batches_left = 0
@@ -224,7 +232,8 @@ class GroupRobustTrainer(
                     return self._example_weights.weighed(losses, labels, beside, self._setup.key)
                 return losses
 
-            loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen)
+            reference = self._reference_losses(inputs, labels, beside) if trains else None
+            loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen, reference)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -288,6 +297,22 @@ class GroupRobustTrainer(
     def _ids_of(self, beside: Mapping[str, Any], labels: Any) -> Tensor | None:
         return self._host_ids.of(beside, self._setup.key, labels, may_have_classes(self._network))
 
+    def _reference_losses(self, inputs: dict[str, Any], labels: Tensor, beside: Mapping[str, Any]) -> Tensor | None:
+        """Reference loss of each example of a training batch [B], weighed as its own loss is; None for none."""
+        if self._reference is None:
+            return None
+        forward, own = self._forward, self.compute_loss_func
+        found = self._reference.of(
+            inputs,
+            labels,
+            beside,
+            self._setup.key,
+            lambda outputs, given, net: forward.losses(outputs, given, net, own),
+        )
+        if self._example_weights.are_set:
+            found = self._example_weights.weighed(found, labels, beside, self._setup.key)
+        return found
+
     def _losses_of_examples(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)
 
@@ -311,8 +336,16 @@ class GroupRobustTrainer(
             self.group_objective, self._setup, self.accelerator
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
+        self._reference: ReferenceLosses | None = None
+        if objective is None:
+            # A probe looks at the losses themselves.
+            options = options_of(self.args)
+            self._reference = reference_of(
+                self._given_reference, options, self.groups, self.train_dataset, self._network
+            )
+        clip = None if self._reference is None else self._reference.clip
         build, chosen = self._engine_choice.build_loss, self.group_objective
-        return None if self.groups is None else build(chosen, self.groups, self._network, self.accelerator)
+        return None if self.groups is None else build(chosen, self.groups, self._network, self.accelerator, clip)
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()

@@ -26,6 +26,7 @@ GLOBAL_BATCH = 12
 UNEVEN: dict[str, Any] = {"rows": 57, "accelerator_config": {"even_batches": False}}
 """The last of five batches has 9 rows: 6 and 3 on two processes, 4, 4 and 1 on three."""
 CGD: dict[str, Any] = {"objective": "cgd", "step_size": 0.5}
+CONSTANTS = {"0": 0.5, "1": 0.6, "2": 0.7, "3": 0.68}
 WEIGHED: dict[str, Any] = {"class_weights": [0.5, 3.0], "example_weight_column": "importance"}
 CASES: dict[str, dict[str, Any]] = {
     "erm": {"objective": "erm"},
@@ -56,6 +57,8 @@ CASES: dict[str, dict[str, Any]] = {
     "erm unlabelled": {"objective": "erm", "unlabelled": range(30, 36)},
     "group_dro unlabelled": {"objective": "group_dro", "step_size": 0.5, "unlabelled": range(28, 36)},
     "cgd unlabelled": {**CGD, "unlabelled": [3, 4, 30, 31, 33, 50]},
+    "group_dro excess": {"objective": "group_dro", "step_size": 0.5, "reference_losses": "importance", **UNEVEN},
+    "cgd excess": {**CGD, "micro_batches": 2, "weight_timing": "next", "reference_losses": CONSTANTS},
     "cgd reduce-scattered": {**CGD, "backend": "another"},
     "cgd all-reduced": {**CGD, "backend": "without"},
 }
@@ -118,7 +121,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     collectives = Collectives(changes.pop("backend", "gloo"))
     args = arguments(output_dir, world, **changes)
     data = text_dataset(rows).remove_columns("group").add_column("group", groups_of_rows(rows))
-    data = data.add_column("importance", [0.5 + row % 5 for row in range(rows)])
+    data = data.add_column("importance", [0.5 + row % 5 / (1 if "weighed" in name else 10) for row in range(rows)])
     labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]
     data = data.remove_columns("labels").add_column("labels", labels)
     original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]

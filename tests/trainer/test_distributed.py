@@ -40,7 +40,9 @@ WITH_THREE = (
     "erm_uw uneven", "group_dro uneven", "cgd per_group", "cgd single_pass", "cgd sketch", "cgd momentum",
 )  # fmt: skip
 RUNS = [(2, case) for case in CASES] + [(3, case) for case in WITH_THREE]
-WITHOUT_FORMULA = ("cgd momentum", *(case for case in CASES if "weighed" in case or "unlabelled" in case))
+WITHOUT_FORMULA = (
+    "cgd momentum", *(case for case in CASES if any(word in case for word in ("weighed", "unlabelled", "excess"))),
+)  # fmt: skip
 """Cases that say more to one another than the formula of the collectives knows."""
 Results = dict[int, list[dict[str, Any]]]
 
