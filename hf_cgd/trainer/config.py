@@ -104,7 +104,8 @@ class GroupOptions:
     )
     group_sampling: GroupSampling = _option(
         "'none': the Trainer's own order. 'balanced': every batch holds each group equally often. 'weighted': drawn "
-        "with replacement, groups equally likely.",
+        "with replacement, groups equally likely. 'weights': groups are drawn in proportion to their present weights, "
+        "which then do not weigh the loss.",
         "none",
     )
     nonfinite: NonFinite = _option(
@@ -233,6 +234,8 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
                 f"group_sampling={self.group_sampling!r} and train_sampling_strategy={self.train_sampling_strategy!r} "
                 "both decide the order of the training examples. Leave one of them unset."
             )
+        if self.group_sampling == "weights":
+            self._refuse_unless(objective.has_weights, "group_sampling='weights'", "has no group weights")
         if self.min_group_size < 1:
             raise ValueError(f"min_group_size must be at least 1, got {self.min_group_size}.")
 

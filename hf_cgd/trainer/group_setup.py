@@ -24,6 +24,7 @@ from hf_cgd.data.training_groups import (
     training_columns,
     training_groups,
 )
+from hf_cgd.data.weight_sampling import DrawnGroups, GroupWeightSampler
 from hf_cgd.models.labels import LabelCollator
 from hf_cgd.models.outputs import forward_parameters, renamed_input, require_supported_head
 from hf_cgd.objectives import Objective
@@ -188,11 +189,24 @@ class GroupSetup:
             _, ids = self._read_evaluation_set(dataset, "evaluation dataset")
         return dataset if ids is None else RowsWithGroups(dataset, ids)
 
-    def sampler(self, batch_size: int, seed: int, drop_last: bool) -> GroupSampler | None:
-        """The sampler that `group_sampling` asks for, None for the Trainer's own."""
+    def sampler(
+        self, batch_size: int, seed: int, drop_last: bool, batches_of_step: int, memory: DrawnGroups | None
+    ) -> GroupSampler | None:
+        """The sampler that `group_sampling` asks for, None for the Trainer's own.
+
+        Args:
+            batch_size, seed, drop_last: see `GroupSampler`.
+            batches_of_step: runs of `batch_size` in an optimizer step, over all processes.
+            memory: what drawing by weights remembers; None elsewhere.
+        """
         if self._options.group_sampling == "none":
             return None
         assert self._train_group_ids is not None
+        if memory is not None:
+            size = batch_size * batches_of_step
+            return GroupWeightSampler(
+                self._train_group_ids, batch_size, seed, drop_last, step_size=size, memory=memory
+            )
         kind = BalancedGroupSampler if self._options.group_sampling == "balanced" else WeightedGroupSampler
         return kind(self._train_group_ids, batch_size, seed, drop_last)
 
@@ -200,6 +214,11 @@ class GroupSetup:
     def samples_by_group(self) -> bool:
         """Whether `group_sampling` decides the order of the training examples."""
         return self._options.group_sampling != "none"
+
+    @property
+    def draws_by_weight(self) -> bool:
+        """Whether groups are drawn in proportion to their weights."""
+        return self._options.group_sampling == "weights"
 
     @property
     def _hidden(self) -> list[str]:
@@ -216,6 +235,11 @@ class GroupSetup:
     def _read(self, given: GroupInfo | None, objective: Objective) -> dict[str, Column]:
         """Read and check the training set; its columns."""
         dataset, sampling, labels = self.train_dataset, self._options.group_sampling, self.labels
+        if sampling == "weights" and not objective.has_weights:
+            raise ValueError(
+                f"group_sampling='weights' draws groups by their weights, but objective={objective.name!r} has none. "
+                "Use 'balanced', or an objective with group weights, such as 'group_dro' or 'cgd'."
+            )
         if dataset is None or not self.columns:
             if sampling != "none":
                 raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")

@@ -124,6 +124,21 @@ class GroupRobustTrainer(
         loss = self.robust_loss
         return None if loss is None or loss.interactions is None else loss.interactions.cosines
 
+    def mixture(self) -> dict[str, float]:
+        """Mean weight of each group over the optimizer steps so far, by name; they sum to 1.
+
+        As in DoReMi these are the proportions to draw the groups' examples in for another, larger run: give them to
+        `datasets.interleave_datasets(probabilities=...)`. Weights on group means and draws in their proportion have
+        the same expected loss. Raises a ValueError for an objective without group weights.
+        """
+        mean = None if self.robust_loss is None else self.robust_loss.mean_alpha
+        if self.groups is None or mean is None:
+            raise ValueError(
+                f"mixture() needs group weights: objective={self.group_objective.name!r} has none, or there are no "
+                "training groups. Use 'group_dro' or 'cgd' with a group_column."
+            )
+        return dict(zip(self.groups.names, (mean / mean.sum()).tolist(), strict=True))
+
     def group_report(self, metric_key_prefix: str = "eval") -> GroupReport:
         """The table of groups: training count, weight, and how each fares on the evaluation set.
 
@@ -161,7 +176,7 @@ class GroupRobustTrainer(
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
         self._require_that_groups_were_sampled()
-        self.robust_loss, self._group_log = self._run_state.begin(self._build_loss, self.args, self.state)
+        self.robust_loss, self._group_log = self._run_state.begin(self._build_loss, self.args, self.state, self._drawn)
         self._engine_choice.log_run(self.robust_loss, self._network)
 
     def get_batch_samples(
@@ -253,10 +268,17 @@ class GroupRobustTrainer(
         if not of_groups:
             logs.update({name: value for name, value in shown.items() if name not in logs})
 
-    def note_step(self) -> None:
-        """Called after a step that the log will have no entry of."""
-        if self.robust_loss is not None and self._group_log is not None:
+    def note_step(self, is_logged: bool) -> None:
+        """Called after a step, with whether the log will have an entry of it."""
+        if self._drawn is not None and self.robust_loss is not None and self.robust_loss.alpha is not None:
+            self._drawn.note(self.state.global_step, self.robust_loss.alpha)
+        if self.robust_loss is not None and self._group_log is not None and not is_logged:
             self._group_log.note(self.robust_loss, self.state.global_step)
+
+    def end_run(self) -> None:
+        """Called when no step will follow."""
+        if self._drawn is not None:
+            self._drawn.follows = False
 
     def require_objective_used(self) -> None:
         """Called before an optimizer step."""

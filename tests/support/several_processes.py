@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tiny import parameters_of, text_dataset, tiny_distilbert
+from transformers import TrainerCallback
 
 import hf_cgd.distributed.communication
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
@@ -178,6 +180,16 @@ class Indices(torch.utils.data.Dataset):
         return self.data[int(index)]
 
 
+class AfterEachStep(TrainerCallback):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.function()
+
+
 def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
     """Which rows this process reads, in a run of several epochs and in one that is resumed within an epoch."""
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -186,6 +198,7 @@ def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
         args = arguments(
             output_dir, world, objective="group_dro", group_sampling=sampling, train_sampling_strategy="random",
             max_steps=SAMPLED_STEPS, save_strategy="steps" if resume_from is None else "no", save_steps=SAVED_STEP,
+            step_size=30.0 if sampling == "weights" else None,
         )  # fmt: skip
         data = Indices()
         trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data)
@@ -194,8 +207,10 @@ def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
         np.random.seed(rank)
         torch.manual_seed(rank)
         data.read.clear()
+        after = [trainer.group_weights.tolist()]
+        trainer.add_callback(AfterEachStep(lambda: after.append(trainer.group_weights.tolist())))  # noqa: B023
         trainer.train(resume_from_checkpoint=resume_from)
-        result[kind] = {"read": list(data.read), "weights": trainer.group_weights.tolist()}
+        result[kind] = {"read": list(data.read), "weights": trainer.group_weights.tolist(), "after": after}
     return result
 
 
@@ -216,7 +231,7 @@ if __name__ == "__main__":
     results: dict[str, Any] = {case: run_case(case, str(folder / case)) for case in cases}
     checkpoint = str(source / "cgd momentum" / "checkpoint-3")
     results["resumed"] = run_case("cgd momentum", str(folder / "resumed"), checkpoint)
-    for kind in ("none", "balanced", "weighted") if len(cases) == len(CASES) else ("balanced",):
+    for kind in ("none", "balanced", "weighted", "weights") if len(cases) == len(CASES) else ("balanced",):
         results[kind] = run_sampling(kind, str(folder / kind))
     results["many groups"] = run_many_groups(str(folder / "many"))
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
