@@ -11,6 +11,7 @@ from hf_cgd.data.sampling import GROUP_SAMPLINGS, GroupSampling
 from hf_cgd.gradients import ENGINES, Engine
 from hf_cgd.gradients.scope import parse_gradient_layers
 from hf_cgd.metrics import lower_is_better
+from hf_cgd.models.heads import TOKEN_REDUCTIONS, TokenReduction
 from hf_cgd.monitors import NONFINITE, NonFinite
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
 from hf_cgd.objectives.adaptive import AbsentGroups
@@ -21,6 +22,8 @@ from hf_cgd.robust_loss.loss import WEIGHT_TIMINGS, WeightTiming
 
 ForwardMode = Literal["joint", "split"]
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
+GroupUnit = Literal["example", "token"]
+GROUP_UNITS: tuple[GroupUnit, ...] = get_args(GroupUnit)
 
 
 def _option(help_text: str, default: Any = None, **metadata: Any) -> Any:
@@ -132,9 +135,22 @@ class GroupOptions:
     focal_gamma: float | None = _option(
         "gamma >= 0 of the focal loss (1 - p)^gamma (-log p), which takes the place of the cross-entropy in training."
     )
+    group_unit: GroupUnit | None = _option(
+        "Models of tokens: what a group's mean is over. 'example': the mean of the examples' losses (default). "
+        "'token': an example counts as often as it has tokens with a label, so that the mean is one over all tokens "
+        "of the group in the step. ERM takes 'token' by default, as the Trainer does."
+    )
+    token_reduction: TokenReduction = _option(
+        "Models of tokens: an example's loss is the 'mean' or the 'sum' of its tokens' losses.", "mean"
+    )
     min_group_size: int = _option(
         "Smallest training group that is accepted; smaller ones are usually typing errors or ids.", 2
     )
+
+    def unit_of(self, objective: Objective) -> GroupUnit:
+        """What means of losses of tokens are over: `group_unit`, or else what the objective takes by default."""
+        as_the_trainer = objective.plain_mean and self.token_reduction == "mean"
+        return self.group_unit or ("token" if as_the_trainer else "example")
 
     def build_objective(self) -> Objective:
         """The objective that the fields describe.
@@ -208,6 +224,14 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
         require_one_of("forward_mode", self.forward_mode, FORWARD_MODES)
         require_one_of("group_sampling", self.group_sampling, GROUP_SAMPLINGS)
         require_one_of("nonfinite", self.nonfinite, NONFINITE)
+        require_one_of("token_reduction", self.token_reduction, TOKEN_REDUCTIONS)
+        if self.group_unit is not None:
+            require_one_of("group_unit", self.group_unit, GROUP_UNITS)
+        if self.group_unit == "token" and self.token_reduction == "sum":
+            raise ValueError(
+                "group_unit='token' is the mean over all tokens of a group, and token_reduction='sum' leaves no mean "
+                "over tokens. Set one of them."
+            )
         objective = self.build_objective()
         if self.gradient_layers is not None:
             parse_gradient_layers(self.gradient_layers)

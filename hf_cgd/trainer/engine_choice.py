@@ -28,6 +28,7 @@ from hf_cgd.robust_loss.excess import ExcessClip
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.example_weights import ExampleWeights
+from hf_cgd.trainer.forward import GroupForward
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
@@ -105,11 +106,14 @@ class EngineChoice:
             weights_enter="sampling" if options.group_sampling == "weights" else "loss",
         )
 
-    def example_weights(self, objective: Objective, setup: GroupSetup, accelerator: Accelerator) -> ExampleWeights:
+    def example_weights(
+        self, objective: Objective, setup: GroupSetup, accelerator: Accelerator, forward: GroupForward
+    ) -> ExampleWeights:
         """What the losses of a run's training examples are weighed by."""
         num_groups = None if setup.groups is None else len(setup.groups)
         communication = self._communication_of(accelerator)
-        return ExampleWeights(objective, num_groups, setup.class_weights, options_of(self._args), communication)
+        classes, options = setup.class_weights, options_of(self._args)
+        return ExampleWeights(objective, num_groups, classes, options, communication, forward.head, forward.by_tokens)
 
     def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:
         """Say in the log what a run trains by: objective, groups, and where group gradients are taken."""

@@ -25,8 +25,10 @@ from hf_cgd.data.training_groups import (
     training_groups,
 )
 from hf_cgd.data.weight_sampling import DrawnGroups, GroupWeightSampler
+from hf_cgd.models.heads import TokenHead, head_of
 from hf_cgd.models.labels import LabelCollator
-from hf_cgd.models.outputs import forward_parameters, renamed_input, require_supported_head
+from hf_cgd.models.outputs import forward_parameters, renamed_input
+from hf_cgd.models.token_labels import TokenLabelCollator
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.example_weights import class_weights_of, require_weight_column
@@ -72,7 +74,7 @@ class GroupSetup:
         collator: Collator | None = None,
         own_loss: bool = False,
     ) -> None:
-        require_supported_head(model)
+        self._head = head_of(model)
         if not columns and not objective.plain_mean:
             raise ValueError(
                 f"objective={objective.name!r} needs to know the groups: set group_column to the column that tells an "
@@ -86,7 +88,11 @@ class GroupSetup:
         own = (options.example_weight_column, reference_column)
         self._beside_columns = list(dict.fromkeys(column for column in own if column is not None))
         """Columns with a number for each example that travel beside the batches."""
+        self.label_names = self._head.label_names(labels)
+        """Batch keys of the labels."""
         self._label_columns = tuple(dict.fromkeys((*labels, *LABEL_COLUMNS)))
+        # Labels of tokens are looked at batch by batch: collators make them, and a column of them is long.
+        self._columns_of_classes = () if self._head.of_tokens else self._label_columns
         self._model_columns = (*self._label_columns, *forward_parameters(model))
         own_name = len(self.columns) == 1 and self.columns[0] not in self._model_columns
         self.key = self.columns[0] if own_name else GROUP_IDS
@@ -97,7 +103,9 @@ class GroupSetup:
         not_inputs = (*LABEL_COLUMNS, *self.columns)
         self.renamed = {} if names is None else renamed_input(model, names, not_inputs)
         """{column: argument} for a model whose input is not named like a column."""
-        self.labels = LabelSetup(model, sample, self._label_columns, self.renamed, own_loss)
+        self.labels = LabelSetup(model, sample, self._columns_of_classes, self.renamed, own_loss, self._head)
+        self._num_outputs = self._head.num_outputs(model)
+        self._packs = options.unit_of(objective) == "token"
         self._train_group_ids: np.ndarray | None = None
         """Group of each row [N], UNKNOWN_GROUP for rows that are None."""
         self._train_rows_tell = True
@@ -141,11 +149,6 @@ class GroupSetup:
         """Whether this was read from that training set and holds all that the objective needs."""
         uncounted = self.groups is not None and self.groups.class_counts is None
         return self.train_dataset is train_dataset and not (uncounted and "class_counts" in objective.reads)
-
-    @property
-    def label_name(self) -> str:
-        """Batch key of the labels."""
-        return self._label_columns[0]
 
     @property
     def keys_beside(self) -> list[str]:
@@ -230,6 +233,8 @@ class GroupSetup:
         """With the names and the kind of labels that the model takes."""
         if self.renamed:
             collator = RenamingCollator(collator, self.renamed)
+        if isinstance(self._head, TokenHead):
+            return TokenLabelCollator(collator, self.label_names, self._head, self._num_outputs, self._packs)
         return LabelCollator(collator, self._label_columns[0], self.labels.kind or self.labels.declared)
 
     def _read(self, given: GroupInfo | None, objective: Objective) -> dict[str, Column]:
@@ -243,7 +248,7 @@ class GroupSetup:
         if dataset is None or not self.columns:
             if sampling != "none":
                 raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")
-            read = _cheap_columns(dataset, self._label_columns)
+            read = _cheap_columns(dataset, self._columns_of_classes)
             labels.check(dataset, read, "training dataset")
             return read
         read = {}
@@ -256,7 +261,7 @@ class GroupSetup:
                 )
             self.groups = stream_groups(dataset, self.columns, given)
         else:
-            read = training_columns(dataset, self.columns, self._label_columns)
+            read = training_columns(dataset, self.columns, self._columns_of_classes)
             smallest = 1 if objective.plain_mean else self._options.min_group_size
             labels.check(dataset, read, "training dataset")
             label = labels.column_in(read)
@@ -293,9 +298,9 @@ class GroupSetup:
         columns = self.evaluation.columns
         if read is None or not set(columns) <= set(read):
             read = (
-                read_with_labels(dataset, columns, self._label_columns)
+                read_with_labels(dataset, columns, self._columns_of_classes)
                 if columns
-                else _cheap_columns(dataset, self._label_columns)
+                else _cheap_columns(dataset, self._columns_of_classes)
             )
         self.labels.check(dataset, read, where)
         groups = self.evaluation.add(dataset, read)

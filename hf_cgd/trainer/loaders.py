@@ -12,9 +12,9 @@ from transformers import Trainer
 
 from hf_cgd.data.weight_sampling import DrawnGroups, steps_ahead
 from hf_cgd.gradients import needs_static_shapes
+from hf_cgd.models.heads import ExampleHead, head_of
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import BesideBatches, without
-from hf_cgd.trainer.forward import may_have_classes
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIdsCollator
 
@@ -72,13 +72,13 @@ class GroupDataTrainer(Trainer):
     def _for_device(self, collator: Any) -> Any:
         """The training collator, with what can be told of a batch only before it goes to the device."""
         assert self.model is not None
-        has_classes, name = may_have_classes(self.model), self._setup.label_name
+        head, names = head_of(self.model), self._setup.label_names
         if needs_static_shapes(self.args.device):
-            is_read = has_classes and self.group_objective.reads
-            return AllLabelledCollator(collator, name, self.group_objective.name) if is_read else collator
+            is_read = isinstance(head, ExampleHead) and head.has_classes and self.group_objective.reads
+            return AllLabelledCollator(collator, names[0], self.group_objective.name) if is_read else collator
         if self.args.device.type == "cpu":
             return collator
-        return HostIdsCollator(collator, self._setup.key, name, has_classes)
+        return HostIdsCollator(collator, self._setup.key, names, head)
 
     @contextmanager
     def _keeping_ids(self, dataset: Any, is_training: bool) -> Iterator[None]:

@@ -13,7 +13,8 @@ from hf_cgd.metrics import GroupReport, is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
 from hf_cgd.metrics.diagnosis import GroupDiagnosis
 from hf_cgd.metrics.values import without_arrays
-from hf_cgd.models.outputs import class_names_of, logits_of
+from hf_cgd.models.heads import ExampleHead, Head
+from hf_cgd.models.outputs import class_names_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
@@ -22,7 +23,7 @@ from hf_cgd.trainer.diagnosis import STEPS, diagnose
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
-from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in, may_have_classes
+from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog, condensed
 from hf_cgd.trainer.host_ids import HostIds
@@ -192,7 +193,7 @@ class GroupRobustTrainer(
             for batch in batches:
                 self._examine(batch)
         beside = [self._beside.find(batch) for batch in batches]
-        labels = [batch.get(self.label_names[0]) for batch in batches]
+        labels = [self._head.labels_in(batch, self.label_names) for batch in batches]
         if self.robust_loss is not None and not self._uses_parent_loss:
             ids = [self._ids_of(taken, own) for taken, own in zip(beside, labels, strict=True)]
             known = [part for part in ids if part is not None]
@@ -218,7 +219,7 @@ class GroupRobustTrainer(
         The group weights move here, before the parameters do, once per optimizer step.
         """
         inputs, beside = self._split(inputs)
-        labels = labels_in(inputs, self.label_names[0])
+        labels = labels_in(inputs, self.label_names, self._head)
         trains = model.training and torch.is_grad_enabled()
         robust_loss = self.robust_loss if trains else None
         group_ids = None if robust_loss is None else self._ids_of(beside, labels)
@@ -230,25 +231,26 @@ class GroupRobustTrainer(
         if self._uses_parent_loss:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             with torch.no_grad():
-                scores = logits_of(outputs, after_loss=True)
-                self._seen = SeenBatch(self._losses_of_examples(scores, labels), scores)
+                scores = self._head.scores_of(outputs, after_loss=True)
+                self._seen = SeenBatch(self._losses_of_examples(scores, labels), scores, labels)
             if robust_loss is not None and group_ids is not None:
                 robust_loss.record(self._seen.losses, group_ids, self.accelerator.sync_gradients)
         else:
-            if not self._forward.requires(self.label_names[0]):
-                del inputs[self.label_names[0]]
+            inputs = self._forward.inputs_of(inputs, labels, self._network, self.label_names)
             if robust_loss is not None:
                 self._setup.require_ids(group_ids, inputs)
 
+            weighed = trains and self._example_weights.are_set
+
             def seen(outputs: Any, labels: Tensor) -> Tensor:
                 losses = self._losses_of_examples(outputs, labels, num_items_in_batch)
-                self._seen = None if trains else SeenBatch(losses, logits_of(outputs))
-                if trains and self._example_weights.are_set:
+                self._seen = None if trains else SeenBatch(losses, self._head.scores_of(outputs), labels)
+                if weighed:
                     return self._example_weights.weighed(losses, labels, beside, self._setup.key)
                 return losses
 
             reference = self._reference_losses(inputs, labels, beside) if trains else None
-            loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen, reference)
+            loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen, weighed, reference)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -296,13 +298,13 @@ class GroupRobustTrainer(
 
     @property
     def _uses_parent_loss(self) -> bool:
-        weighs, alone = self._example_weights.are_set, self.accelerator.num_processes
-        return not weighs and self._forward.left_to_the_trainer(alone, self.compute_loss_func)
+        as_usual, alone = self._example_weights.leave_the_mean, self.accelerator.num_processes
+        return as_usual and self._forward.left_to_the_trainer(alone, self.compute_loss_func)
 
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
-        is_known = inputs.get(self.label_names[0]) is None or self._example_weights.are_set
-        if is_known:
+        labels = self._head.labels_in(inputs, self.label_names)
+        if labels is None or not self._example_weights.leave_the_mean:
             return
         if self.accelerator.distributed_type not in EXAMINED:
             self._forward.leave_unexamined(self._network, self.compute_loss_func)
@@ -311,13 +313,17 @@ class GroupRobustTrainer(
             self._forward.examine(
                 self._network,
                 self._prepare_inputs(inputs),
-                self.label_names[0],
+                self._prepare_input(labels),
                 self.accelerator.num_processes,
                 self.compute_loss_func,
             )
 
     def _ids_of(self, beside: Mapping[str, Any], labels: Any) -> Tensor | None:
-        return self._host_ids.of(beside, self._setup.key, labels, may_have_classes(self._network))
+        return self._host_ids.of(beside, self._setup.key, labels, self._head)
+
+    @property
+    def _head(self) -> Head:
+        return self._forward.head
 
     def _reference_losses(self, inputs: dict[str, Any], labels: Tensor, beside: Mapping[str, Any]) -> Tensor | None:
         """Reference loss of each example of a training batch [B], weighed as its own loss is; None for none."""
@@ -353,9 +359,10 @@ class GroupRobustTrainer(
         self._read_groups()
         trains = self.groups is not None
         self._forward = GroupForward(self._network, self.group_objective, self.args, trains, self._own_loss)
-        self._forward.may_be_shares = self._setup.labels.may_be_shares
+        if isinstance(self._head, ExampleHead):
+            self._head.may_be_shares = self._setup.labels.may_be_shares
         self._example_weights = self._engine_choice.example_weights(
-            self.group_objective, self._setup, self.accelerator
+            self.group_objective, self._setup, self.accelerator, self._forward
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
         self._reference: ReferenceLosses | None = None

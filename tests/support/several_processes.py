@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tiny import parameters_of, text_dataset, tiny_distilbert
+from tiny_tokens import tiny_model, token_dataset
 from transformers import TrainerCallback
 
 import hf_cgd.distributed.communication
@@ -61,6 +62,17 @@ CASES: dict[str, dict[str, Any]] = {
     "cgd unlabelled": {**CGD, "unlabelled": [3, 4, 30, 31, 33, 50]},
     "group_dro excess": {"objective": "group_dro", "step_size": 0.5, "reference_losses": "importance", **UNEVEN},
     "cgd excess": {**CGD, "micro_batches": 2, "weight_timing": "next", "reference_losses": CONSTANTS},
+    "erm tokens": {"objective": "erm", "tokens": "gpt2"},
+    "erm tokens accumulated": {"objective": "erm", "tokens": "gpt2", "micro_batches": 2},
+    "cgd tokens": {**CGD, "tokens": "gpt2", "group_unit": "token"},
+    "cgd tokens accumulated": {
+        **CGD,
+        "tokens": "gpt2",
+        "group_unit": "token",
+        "micro_batches": 2,
+        "weight_timing": "next",
+    },
+    "cgd rows of tokens": {**CGD, "tokens": "masked"},
     "cgd reduce-scattered": {**CGD, "backend": "another"},
     "cgd all-reduced": {**CGD, "backend": "without"},
 }
@@ -119,17 +131,22 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     """Train one of `CASES`; the result is JSON-ready."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     changes = dict(CASES[name])
-    rows, unlabelled = changes.pop("rows", 60), changes.pop("unlabelled", ())
+    rows, unlabelled, tokens = changes.pop("rows", 60), changes.pop("unlabelled", ()), changes.pop("tokens", None)
     collectives = Collectives(changes.pop("backend", "gloo"))
     args = arguments(output_dir, world, **changes)
-    data = text_dataset(rows).remove_columns("group").add_column("group", groups_of_rows(rows))
+    data = token_dataset(tokens, rows) if tokens else text_dataset(rows)
+    data = data.remove_columns("group").add_column("group", groups_of_rows(rows))
     data = data.add_column("importance", [0.5 + row % 5 / (1 if "weighed" in name else 10) for row in range(rows)])
-    labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]
-    data = data.remove_columns("labels").add_column("labels", labels)
+    if unlabelled:
+        labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]
+        data = data.remove_columns("labels").add_column("labels", labels)
     original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]
     try:
         trainer = GroupRobustTrainer(
-            tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3)
+            tiny_model(tokens) if tokens else tiny_distilbert(),
+            args,
+            train_dataset=data,
+            eval_dataset=None if tokens else text_dataset(7, groups=3),
         )
         collectives.calls.clear()
         trainer.train(resume_from_checkpoint=resume_from)

@@ -41,9 +41,8 @@ WITH_THREE = (
     "erm_uw uneven", "group_dro uneven", "cgd per_group", "cgd single_pass", "cgd sketch", "cgd momentum",
 )  # fmt: skip
 RUNS = [(2, case) for case in CASES] + [(3, case) for case in WITH_THREE]
-WITHOUT_FORMULA = (
-    "cgd momentum", *(case for case in CASES if any(word in case for word in ("weighed", "unlabelled", "excess"))),
-)  # fmt: skip
+BESIDES = ("weighed", "unlabelled", "tokens", "excess")
+WITHOUT_FORMULA = ("cgd momentum", *(case for case in CASES if any(word in case for word in BESIDES)))
 """Cases that say more to one another than the formula of the collectives knows."""
 Results = dict[int, list[dict[str, Any]]]
 
@@ -66,7 +65,13 @@ def results(folder: Path) -> Results:
     two, three = folder / "two", folder / "three"
     two.mkdir()
     three.mkdir()
-    return {2: launch(two, 2, two), 3: launch(three, 3, two, *WITH_THREE)}
+    import os
+
+    return (
+        {2: launch(two, 2, two, *os.environ["ONLY"].split(","))}
+        if "ONLY" in os.environ
+        else {2: launch(two, 2, two), 3: launch(three, 3, two, *WITH_THREE)}
+    )
 
 
 @pytest.fixture(scope="module")
