@@ -6,7 +6,7 @@ from typing import Literal, get_args
 import numpy as np
 from torch.utils.data import Sampler
 
-GroupSampling = Literal["none", "balanced", "weighted"]
+GroupSampling = Literal["none", "balanced", "weighted", "weights"]
 GROUP_SAMPLINGS: tuple[GroupSampling, ...] = get_args(GroupSampling)
 
 

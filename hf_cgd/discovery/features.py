@@ -18,6 +18,7 @@ from hf_cgd.data.rows import RandomState, undisturbed, value_of
 from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.models.example_losses import CLASSIFICATION
 from hf_cgd.models.head import HeadInput
+from hf_cgd.models.heads import require_whole_examples
 from hf_cgd.models.labels import LabelChecks
 from hf_cgd.models.modes import modes_kept
 from hf_cgd.models.outputs import (
@@ -27,7 +28,6 @@ from hf_cgd.models.outputs import (
     logits_of,
     num_outputs_of,
     renamed_input,
-    require_supported_head,
 )
 
 
@@ -79,7 +79,7 @@ def example_features(
     Raises:
         ValueError: labels that are not one class of the model's per row, no head, or a collator that loses rows.
     """
-    require_supported_head(model)
+    require_whole_examples(model)
     name, column = label_column_of(dataset, label_column)
     head = HeadInput(model, num_outputs_of(model))
     outputs = num_outputs_of(model) or getattr(head.heads[-1], "out_features", None)

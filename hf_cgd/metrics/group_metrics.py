@@ -9,6 +9,7 @@ with the bounds of its 95 % Wilson interval `group_accuracy_low/<name>` and `gro
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from scipy.stats import pearsonr
@@ -112,7 +113,7 @@ def named_metrics(
         ValueError: arrays of different lengths.
     """
     predictions, labels = np.asarray(predictions), np.asarray(labels)
-    members = _membership(np.asarray(group_ids), len(group_names))
+    members = membership(np.asarray(group_ids), len(group_names))
     lengths = {len(predictions), len(labels), len(members)} | ({len(losses)} if losses is not None else set())
     if len(lengths) > 1:
         raise ValueError(
@@ -125,9 +126,7 @@ def named_metrics(
         losses = None if losses is None else losses[labelled]
     counts = members.sum(axis=0)
     present = {name: members[:, k] for k, name in enumerate(group_names) if counts[k] > 0}
-    empty = [name for name in group_names if name not in present]
-    if present and empty:
-        _warn(f"No examples of the group(s) {empty} were evaluated; they are left out of the group metrics.")
+    warn_of_empty(group_names, present)
 
     metrics: dict[str, float] = {}
     if problem_type == REGRESSION:
@@ -140,13 +139,26 @@ def named_metrics(
         metrics["worst_group_loss"] = max(group_losses.values(), key=lambda loss: (np.isnan(loss), loss))
     metrics |= {f"group_count/{name}": int(rows.sum()) for name, rows in present.items()}
 
+    return require_finite(metrics)
+
+
+def warn_of_empty(group_names: Sequence[str], present: Mapping[str, Any]) -> None:
+    """Warn of groups without evaluated examples, where others have some."""
+    empty = [name for name in group_names if name not in present]
+    if present and empty:
+        _warn(f"No examples of the group(s) {empty} were evaluated; they are left out of the group metrics.")
+
+
+def require_finite(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics that are finite, with a warning of those that are not."""
     undefined = [name for name, value in metrics.items() if not np.isfinite(value)]
     if undefined:
         _warn(f"These metrics are not defined or not finite on this data and are left out: {undefined}.")
     return {name: value for name, value in metrics.items() if name not in undefined}
 
 
-def _membership(group_ids: np.ndarray, num_groups: int) -> np.ndarray:
+def membership(group_ids: np.ndarray, num_groups: int) -> np.ndarray:
+    """Which examples are in which group, booleans [N, K], of ids [N] or of such a table."""
     if group_ids.ndim == 2:
         return group_ids.astype(bool)
     return group_ids[:, None] == np.arange(num_groups)[None, :]
@@ -205,4 +217,4 @@ def _pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, GroupRobustWarning, stacklevel=3)
+    warnings.warn(message, GroupRobustWarning, stacklevel=4)

@@ -30,12 +30,6 @@ def is_labelled(labels: Tensor) -> Tensor:
     return labels.view(-1) != IGNORED
 
 
-def mean_of_labelled(losses: Tensor, labels: Tensor) -> Tensor:
-    """The mean of losses [B] over the examples with a label; NaN where there are none, as in the `Trainer`."""
-    labelled = is_labelled(labels)
-    return losses.mean() if bool(labelled.all()) else losses[labelled].mean()
-
-
 def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoothing: float = 0.0) -> Tensor:
     """Loss of each example, [B], in at least float32.
 

@@ -9,12 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-UNSUPPORTED_HEADS = re.compile(
-    r"For(TokenClassification|AudioFrameClassification|QuestionAnswering|QuestionAnsweringSimple|MaskedLM|CausalLM|CTC|"
-    r"ConditionalGeneration|PreTraining|ObjectDetection|DepthEstimation|MaskedImageModeling|XVector|\w*Segmentation|"
-    r"\w*Generation|\w*LM)$|LMHeadModel$|DoubleHeadsModel$"
-)
-"""Names of `transformers` classes whose outputs belong to tokens, pixels or boxes."""
 INPUT_NAMES = ("pixel_values", "input_ids", "input_values", "input_features")
 
 
@@ -182,18 +176,6 @@ def without_wrappers(model: nn.Module) -> nn.Module:
 def is_of_transformers(model: nn.Module) -> bool:
     """Whether the network is of a class of transformers' own, whose config and loss are known."""
     return type(without_wrappers(model)).__module__.startswith("transformers.")
-
-
-def require_supported_head(model: nn.Module) -> None:
-    """Raise a ValueError that names the head, where it gives something else than one answer to an example."""
-    kinds = type(without_wrappers(model)).__mro__
-    found = next((kind.__name__ for kind in kinds if UNSUPPORTED_HEADS.search(kind.__name__)), None)
-    if found is not None:
-        raise ValueError(
-            f"{found} does not give one answer to an example, so an example has no loss or group of its own. Expected "
-            "a classifier or regressor of whole examples, such as AutoModelForSequenceClassification, "
-            "AutoModelForImageClassification or AutoModelForAudioClassification."
-        )
 
 
 def order_of_split(group_ids: Tensor) -> Tensor:

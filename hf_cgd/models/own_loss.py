@@ -6,14 +6,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.models.example_losses import is_labelled, mean_of_labelled
+from hf_cgd.models.heads import Head
 from hf_cgd.models.modes import modes_kept
-from hf_cgd.models.outputs import logits_of, own_loss_of
+from hf_cgd.models.outputs import own_loss_of
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 """Relative difference up to which two losses count as the same, by the type of the logits."""
 COARSE_TOLERANCE = 2e-2
 """The same in half precision."""
+ROWS_OF_TOKENS = 2
+"""Rows that are looked at where each has scores for many tokens, as wide as a vocabulary."""
 
 
 class LossComparison(NamedTuple):
@@ -31,7 +33,11 @@ class LossComparison(NamedTuple):
 
 
 def compare_losses(
-    network: nn.Module, inputs: Mapping[str, Any], label_name: str, labels: Tensor, losses_of: Callable[[Any], Tensor]
+    network: nn.Module,
+    inputs: Mapping[str, Any],
+    labels: Tensor,
+    head: Head,
+    losses_of: Callable[[Any, Tensor], Tensor],
 ) -> LossComparison | None:
     """Compare a network's own loss with ours in a pass of its own, which leaves no trace.
 
@@ -40,16 +46,22 @@ def compare_losses(
 
     Args:
         network: without wrappers.
-        inputs: a batch without labels.
-        label_name: the argument for the labels.
-        labels: [B, ...].
-        losses_of: the loss of each example [B], of what the network returns.
+        inputs: a batch with its labels.
+        labels: those, as the head has them.
+        head: of the network. Of tokens, the mean is one over all tokens, and a few rows tell.
+        losses_of: the loss of each example [B], of the head's scores and labels.
 
     Returns:
         None where it cannot be told: the network returned no finite loss, or the batch is of one class (which class
         weights cancel out of).
     """
-    if not labels.is_floating_point() and len(labels[is_labelled(labels)].unique(dim=0)) < 2:
+    if head.of_tokens:
+        rows = head.labelled(labels).nonzero().flatten()[:ROWS_OF_TOKENS]
+        inputs = {name: value[rows] if has_rows(value, len(labels)) else value for name, value in inputs.items()}
+        labels = labels[rows]
+        if not len(labels):
+            return None
+    elif not labels.is_floating_point() and len(labels[head.labelled(labels)].unique(dim=0)) < 2:
         return None
     config = getattr(network, "config", None)
     declared = getattr(config, "problem_type", None)
@@ -57,7 +69,7 @@ def compare_losses(
     with modes_kept(network), torch.random.fork_rng(devices), torch.enable_grad():
         try:
             network.eval()
-            return _compare(network(**{**inputs, label_name: labels}), labels, losses_of)
+            return _compare(network(**inputs), labels, head, losses_of)
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError):
             # A loss that cannot be computed is none that a run could miss.
             return None
@@ -67,13 +79,15 @@ def compare_losses(
                 config.problem_type = declared
 
 
-def _compare(outputs: Any, labels: Tensor, losses_of: Callable[[Any], Tensor]) -> LossComparison | None:
+def _compare(
+    outputs: Any, labels: Tensor, head: Head, losses_of: Callable[[Any, Tensor], Tensor]
+) -> LossComparison | None:
     own = own_loss_of(outputs)
     if own is None:
         return None
     has_loss_first = isinstance(outputs, (tuple, list)) and not hasattr(outputs, "logits")
-    logits = logits_of(outputs, after_loss=has_loss_first)
-    ours = mean_of_labelled(losses_of(outputs[1:] if has_loss_first else outputs), labels)
+    logits = head.scores_of(outputs, after_loss=has_loss_first)
+    ours = head.mean(losses_of(logits, labels), labels)
     if not bool(own.isfinite() & ours.isfinite()):
         return None
     tolerance = TOLERANCE.get(logits.dtype, COARSE_TOLERANCE)
@@ -84,3 +98,8 @@ def _compare(outputs: Any, labels: Tensor, losses_of: Callable[[Any], Tensor]) -
         if by_own is not None and by_ours is not None:
             same = bool((by_own - by_ours).norm() <= 10 * tolerance * by_ours.norm().clamp_min(1e-12))
     return LossComparison(own.item(), ours.item(), same)
+
+
+def has_rows(value: Any, size: int) -> bool:
+    """Whether a value of a batch is a tensor with one entry for each of `size` examples."""
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == size

@@ -156,6 +156,11 @@ class Objective:
         return "gram" in self.statistics
 
     @property
+    def moves_by_losses(self) -> bool:
+        """Whether the groups' mean losses move its weights, so that losses in excess of a reference can do so."""
+        return self.has_weights and "losses" in self.statistics
+
+    @property
     def moves_weights(self) -> bool:
         """Whether its weights depend on what happens in training."""
         return self.has_weights and bool(self.statistics)

@@ -98,6 +98,17 @@ class CGD(AdaptiveObjective):
         return self.interaction_momentum
 
     @property
+    def moves_by_losses(self) -> bool:
+        """As the factors (l_i l_j)^p of equation 5. Not in equation 3, nor for p = 0.
+
+        The factor stands for the norm of a gradient: a smooth loss has |g|^2 <= 2 L (l - l*), with l* the lowest value
+        it can take. With a reference in the place of l*, l - l* is the excess loss, which this makes of l in every
+        factor, those of the self term too. The cosines stay: a reference is constant and has no gradient. The authors'
+        released code knows no reference.
+        """
+        return self.scaling == "loss" and self.exponent > 0 and self.variant == "paper"
+
+    @property
     def refuses_negative_losses(self) -> bool:
         """See `Objective`: loss scaling takes powers of them."""
         return self.scaling == "loss"

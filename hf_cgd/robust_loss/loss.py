@@ -17,15 +17,18 @@ from hf_cgd.objectives.base import require_one_of
 from hf_cgd.robust_loss.batch_groups import BatchGroups
 from hf_cgd.robust_loss.checks import build_checks
 from hf_cgd.robust_loss.estimators import Scale, build_estimator
+from hf_cgd.robust_loss.excess import ExcessClip, excess_losses, require_reference
 from hf_cgd.robust_loss.group_losses import GroupLossLog
 from hf_cgd.robust_loss.interactions import GroupInteractions
 from hf_cgd.robust_loss.requirements import require_losses_and_ids, require_that_all_fit, require_weights
 from hf_cgd.robust_loss.state import LossState
-from hf_cgd.robust_loss.uncounted import drop_uncounted, silence_uncounted
+from hf_cgd.robust_loss.uncounted import chosen_rows, drop_uncounted, silence_uncounted
 from hf_cgd.robust_loss.window import StepWindow
 
 WeightTiming = Literal["current", "next"]
 WEIGHT_TIMINGS: tuple[WeightTiming, ...] = get_args(WeightTiming)
+WeightsEnter = Literal["loss", "sampling"]
+WEIGHTS_ENTER: tuple[WeightsEnter, ...] = get_args(WeightsEnter)
 
 
 class GroupRobustLoss:
@@ -56,6 +59,12 @@ class GroupRobustLoss:
         arithmetic: where weights and statistics are kept; None for float64 on the CPU, for which a step waits for the
             device. Under a `DeviceArithmetic` it does not if group ids come on the host; warnings, errors about
             losses and the counters come with `drain_group_losses` or `state_dict`.
+        excess_clip: not None: every call brings `reference_losses`, and the weights move by max(loss - reference, 0)
+            in the place of the losses; "example" or "group" says what is clipped (`excess_losses`). The scalar stays
+            that of the losses.
+        weights_enter: "loss": the group weights are coefficients of the scalar. "sampling": whoever draws the batches
+            draws the groups in proportion to the weights, and the scalar is the plain mean over the examples (the
+            group means times their shares of the step), so that no weight counts twice.
 
     Raises:
         ValueError: what the objective needs is missing, or options do not go together.
@@ -73,18 +82,23 @@ class GroupRobustLoss:
         loss_scale: Callable[[], Scale] | None = None,
         nonfinite: NonFinite = "skip",
         arithmetic: Arithmetic | None = None,
+        excess_clip: ExcessClip | None = None,
+        weights_enter: WeightsEnter = "loss",
     ) -> None:
         require_one_of("nonfinite", nonfinite, NONFINITE)
+        require_one_of("weights_enter", weights_enter, WEIGHTS_ENTER)
         require_one_of("weight_timing", weight_timing, WEIGHT_TIMINGS)
         parameters = list(parameters)
         self._arithmetic = arithmetic or HOST
         require_that_all_fit(
-            objective, groups, parameters, engine, weight_timing, self._arithmetic, loss_scale is not None
+            objective, groups, parameters, engine, weight_timing, self._arithmetic, loss_scale is not None, excess_clip
         )
         self.objective = objective
         self.groups = groups
         self.weight_timing = weight_timing
         self.nonfinite = nonfinite
+        self.excess_clip = excess_clip
+        self.weights_enter = weights_enter
         self._communication = communication or Communication()
         self._loss_scale = loss_scale
         self._engine: GradientEngine | None = None
@@ -94,8 +108,8 @@ class GroupRobustLoss:
         self._class_counts: Tensor | None = None
         if groups.class_counts is not None:
             self._class_counts = torch.tensor(groups.class_counts).to(self._arithmetic.device)
-        self._announced: tuple[Tensor, BatchGroups] | None = None
-        """Losses and groups whose gradients come in the backward pass."""
+        self._announced: tuple[Tensor, BatchGroups, Tensor | None] | None = None
+        """Losses, groups and reference losses of a batch whose gradients come in the backward pass."""
         self._window = StepWindow(
             len(groups), self._arithmetic, self._communication, "self_products" in objective.statistics
         )
@@ -112,6 +126,7 @@ class GroupRobustLoss:
         self._checks = build_checks(self.groups, self.nonfinite, self._arithmetic)
         self._penalty_monitor = PenaltyMonitor(self.objective.name)
         self._group_losses = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
+        self._group_excess = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
         self._before_update: LossState | None = None
         self._close_window()
 
@@ -131,6 +146,11 @@ class GroupRobustLoss:
     def alpha(self) -> Tensor | None:
         """Group weights [K] in float64 on the CPU (see `arithmetic`); None for an objective without weights."""
         return self._state.alpha
+
+    @property
+    def mean_alpha(self) -> Tensor | None:
+        """Mean [K] of the weights after each step so far; those of the start before any, None without weights."""
+        return self._state.mean_alpha
 
     @property
     def interactions(self) -> GroupInteractions | None:
@@ -189,6 +209,7 @@ class GroupRobustLoss:
         logits: Tensor | None = None,
         labels: Tensor | None = None,
         features: Tensor | None = None,
+        reference_losses: Tensor | None = None,
     ) -> Tensor:
         """The scalar to call `backward()` on, for one micro-batch.
 
@@ -199,6 +220,7 @@ class GroupRobustLoss:
             logits: [B, ...] what `losses` were computed from, with graph; for PGI and IRM.
             labels: [B] classes; for PGI.
             features: [B, D] input of the classification head, with graph; for CORAL.
+            reference_losses: [B], under `excess_clip`.
 
         Returns:
             the scalar; averaged over the micro-batches and processes of a step it is the loss of the step. The
@@ -208,6 +230,7 @@ class GroupRobustLoss:
             ValueError: no loss or group for each example, or something that the objective reads is missing.
         """
         require_losses_and_ids(losses, group_ids)
+        require_reference(reference_losses, losses, self.excess_clip)
         given = self._read_by_objective({"logits": logits, "labels": labels, "features": features})
         if self._announced is not None:
             raise RuntimeError("The engine gives the group gradients in backward(): call after_backward() behind it.")
@@ -221,6 +244,7 @@ class GroupRobustLoss:
             group_ids = groups.ids
             if groups.rows is not None and self._engine is None:
                 losses, given = drop_uncounted(losses, given, groups.rows)
+                reference_losses = None if reference_losses is None else chosen_rows(reference_losses, groups.rows)
                 groups = self._groups_of(group_ids[torch.from_numpy(groups.rows)])
                 group_ids = groups.ids
             elif groups.rows is not None or self._arithmetic.fixed_shapes:
@@ -230,10 +254,10 @@ class GroupRobustLoss:
             if self._engine is not None and self._engine.timing == "after_backward":
                 loss = self._scalar(losses, group_ids, given)
                 self._engine.watch(losses)
-                self._announced = (losses.detach(), groups)
+                self._announced = (losses.detach(), groups, reference_losses)
                 return loss
             scale: Scale = 1.0 if self._loss_scale is None else self._loss_scale()
-            gradients = self._gather(losses, groups, scale)
+            gradients = self._gather(losses, groups, reference_losses, scale)
             is_last = not self._window.is_open
             if is_last and self.weight_timing == "current":
                 self._move_weights(scale)
@@ -243,7 +267,7 @@ class GroupRobustLoss:
             if is_last and self.weight_timing == "next":
                 self._move_weights(scale)
         if is_last:
-            self._state.steps += 1
+            self._state.end_step()
             self._close_window()
         return loss
 
@@ -254,11 +278,11 @@ class GroupRobustLoss:
         """
         if self._announced is None:
             return
-        (losses, groups), self._announced = self._announced, None
-        self._gather(losses, groups, 1.0)
+        (losses, groups, reference), self._announced = self._announced, None
+        self._gather(losses, groups, reference, 1.0)
         if not self._window.is_open:
             self._move_weights(1.0)
-            self._state.steps += 1
+            self._state.end_step()
             self._close_window()
 
     def undo_update(self) -> None:
@@ -289,15 +313,23 @@ class GroupRobustLoss:
             )
         return wanted
 
-    def _gather(self, losses: Tensor, groups: BatchGroups, scale: Scale) -> GroupGradients | None:
+    def _gather(
+        self, losses: Tensor, groups: BatchGroups, reference: Tensor | None, scale: Scale
+    ) -> GroupGradients | None:
         """Take this micro-batch into the step's statistics; its group gradients times `scale`, if there are any."""
-        self._window.add(self._group_losses.add(losses, groups))
+        sums = self._group_losses.add(losses, groups)
+        if reference is not None:
+            assert self.excess_clip is not None
+            sums = self._group_excess.add(excess_losses(losses, reference, self.excess_clip), groups)
+        self._window.add(sums)
         return self._estimator.add(losses, groups, self._window, scale)
 
     def _scalar(self, losses: Tensor, group_ids: Tensor, given: dict[str, Any]) -> Tensor:
         """The objective's scalar for this micro-batch, with the ordinary graph."""
         counts = moved(self._window.counts, losses.device)
         alpha = None if self.alpha is None else moved(self.alpha, losses.device)
+        if alpha is not None and self.weights_enter == "sampling":
+            alpha = counts / counts.sum().clamp_min(1)
         group_ids = moved(group_ids, losses.device)
         if self.objective.reads:
             present = self._window.present if self.knows_groups else None
@@ -328,8 +360,9 @@ class GroupRobustLoss:
         moves: Tensor | bool = True if bad is None else ~bad.any()
         if isinstance(moves, bool) or self._arithmetic.read(moves, otherwise=True):
             self._before_update = None if self._loss_scale is None else state.copy()
+            losses = self._estimator.accept(estimate, None if looks else torch.as_tensor(moves))
             statistics = GroupStatistics(
-                self._estimator.accept(estimate, None if looks else torch.as_tensor(moves)),
+                losses if self.excess_clip is None else losses.clamp_min(0),
                 self._window.counts,
                 self._group_counts,
                 estimate.gram,
@@ -372,6 +405,12 @@ class GroupRobustLoss:
         self._read_checks()
         return self._group_losses.drain()
 
+    def drain_group_excess(self) -> dict[str, float]:
+        """The same of the losses in excess of the reference, clipped as the weights see them; {} without one."""
+        if self.excess_clip is None:
+            return {}
+        return {name: max(mean, 0.0) for name, mean in self._group_excess.drain().items()}
+
     def snapshot(self) -> LossState:
         """The state as it is now, for `state_dict`: a checkpoint in mid-step holds what was before the step."""
         return self._state.copy()
@@ -391,7 +430,8 @@ class GroupRobustLoss:
         if snapshot is None and self._window.is_open:
             raise RuntimeError("The state can only be saved between optimizer steps, not in the middle of one.")
         self._read_checks()
-        return (snapshot or self._state).to_dict(self.objective, self.groups)
+        state = (snapshot or self._state).to_dict(self.objective, self.groups)
+        return {**state, "excess_clip": self.excess_clip, "weights_enter": self.weights_enter}
 
     def state_tensors(self, snapshot: LossState | None = None) -> dict[str, Tensor]:
         """The large part of the state, by name: running averages of the groups' gradients; {} without momentum.
@@ -404,15 +444,24 @@ class GroupRobustLoss:
         """Inverse of `state_dict` (and of `state_tensors`); groups are matched by name, in any order.
 
         Raises:
-            ValueError: other groups or another objective than those of the saved run.
+            ValueError: other groups, another objective or other reference losses than those of the saved run.
         """
+        for name, before in (("excess_clip", None), ("weights_enter", "loss")):
+            saved, own = state.get(name, before), getattr(self, name)
+            if saved != own:
+                raise ValueError(
+                    f"The checkpoint was trained with {name}={saved!r}, but this run has {own!r}. Resume with the "
+                    "same reference_losses and group_sampling, or start a new run from the saved model."
+                )
         self.reset()
         device = self._arithmetic.device if self._engine is None else self._engine.parameters[0].device
         self._state.load(state, tensors or {}, self.objective, self.groups, device)
 
     def _read_checks(self) -> None:
         if self._state.alpha is not None:
-            self._checks.read(self._state, self.objective.refuses_negative_losses)
+            # Losses in excess of a reference are never negative where the weights see them.
+            refuses = self.objective.refuses_negative_losses and self.excess_clip is None
+            self._checks.read(self._state, refuses)
 
 
 def _with_group_gradients(loss: Tensor, losses: Tensor, gradients: GroupGradients, scale: Scale) -> Tensor:

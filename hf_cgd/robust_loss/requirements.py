@@ -10,6 +10,7 @@ from hf_cgd.arithmetic import Arithmetic
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.gradients import GradientEngine
 from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.excess import ExcessClip, require_excess_to_matter
 
 
 def require_that_all_fit(
@@ -20,6 +21,7 @@ def require_that_all_fit(
     weight_timing: str,
     arithmetic: Arithmetic,
     has_loss_scale: bool,
+    excess_clip: ExcessClip | None = None,
 ) -> None:
     """Raise a ValueError that names what does not fit; see `GroupRobustLoss` for the arguments."""
     if objective.needs_gradients and engine is None and not parameters:
@@ -32,6 +34,7 @@ def require_that_all_fit(
             f"adjustment > 0 needs the number of training examples of each group, but only the names "
             f"{list(groups.names)} are known. Pass groups=GroupInfo(names, counts)."
         )
+    require_excess_to_matter(objective, excess_clip)
     comes_late = engine is not None and engine.timing == "after_backward"
     if comes_late:
         _require_late_gradients_to_do(objective, weight_timing)

@@ -29,6 +29,8 @@ class LossState:
         steps: optimizer steps so far.
         updates: weight updates so far.
         skipped_updates: weight updates that were left out, because a loss or gradient was not finite.
+        mean_alpha: mean [K] of the weights after each step so far; None for an objective without weights.
+        averaged_steps: number of steps in that mean, [1] where the weights are; None like it.
     """
 
     alpha: Tensor | None
@@ -37,6 +39,8 @@ class LossState:
     steps: int = 0
     updates: int = 0
     skipped_updates: int = 0
+    mean_alpha: Tensor | None = None
+    averaged_steps: Tensor | None = None
 
     @classmethod
     def at_start(
@@ -46,7 +50,10 @@ class LossState:
         alpha: Tensor | None = None
         if objective.has_weights:
             alpha = arithmetic.move(objective.initial_weights(groups.counts_tensor()))
-        state = cls(alpha)
+        state = cls(alpha, mean_alpha=alpha)
+        if alpha is not None:
+            # A number that steps count up on the host would make another graph of every one that is compiled.
+            state.averaged_steps = arithmetic.zeros(1)
         if objective.needs_gradients and len(groups) <= MAX_GROUPS:
             state.interactions = GroupInteractions(len(groups), arithmetic)
         if "averages" in objective.statistics:
@@ -62,10 +69,23 @@ class LossState:
             self.steps,
             self.updates,
             self.skipped_updates,
+            self.mean_alpha,
+            self.averaged_steps,
         )
+
+    def end_step(self) -> None:
+        """A step is over: it is counted, and its weights join the mean."""
+        self.steps += 1
+        if self.alpha is not None and self.mean_alpha is not None and self.averaged_steps is not None:
+            self.averaged_steps = self.averaged_steps + 1
+            self.mean_alpha = self.mean_alpha + (self.alpha - self.mean_alpha) / self.averaged_steps
 
     def take_back(self, before: "LossState") -> None:
         """Undo the update since `before`, a copy of then."""
+        if self.alpha is not None and before.alpha is not None and self.averaged_steps is not None:
+            assert self.mean_alpha is not None
+            # The step has been counted already, with the weights that are taken back.
+            self.mean_alpha = self.mean_alpha + (before.alpha - self.alpha) / self.averaged_steps.clamp_min(1)
         self.alpha, self.interactions = before.alpha, before.interactions
         if self.averages is not None and before.averages is not None:
             self.averages.take_back(before.averages)
@@ -82,6 +102,8 @@ class LossState:
             "objective": objective.identity(),
             "groups": groups.to_dict(),
             "alpha": None if self.alpha is None else self.alpha.tolist(),
+            "mean_alpha": None if self.mean_alpha is None else self.mean_alpha.tolist(),
+            "averaged_steps": 0 if self.averaged_steps is None else int(self.averaged_steps),
             "steps": self.steps,
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
@@ -120,6 +142,11 @@ class LossState:
             self.interactions.load_state_dict(saved["interactions"], order)
         if self.alpha is not None:
             self.alpha = torch.tensor(saved["alpha"], dtype=torch.float64)[order].to(self.alpha)
+            # A checkpoint of an older version holds no mean: it begins with the steps that follow.
+            steps = saved.get("averaged_steps", 0)
+            mean = saved["mean_alpha"] if steps else saved["alpha"]
+            self.mean_alpha = torch.tensor(mean, dtype=torch.float64)[order].to(self.alpha)
+            self.averaged_steps = torch.tensor([float(steps)]).to(self.alpha)
         if self.averages is not None and saved["average_losses"] is not None:
             losses = torch.tensor(saved["average_losses"], dtype=torch.float64)[order]
             self.averages.losses = losses.to(self.averages.losses)

@@ -28,8 +28,11 @@ class GroupRun(Protocol):
     def group_state(self) -> dict[str, Any]:
         """What a checkpoint holds of the groups, after the last completed step."""
 
-    def note_step(self) -> None:
-        """A step is over which the log will have no entry of."""
+    def note_step(self, is_logged: bool) -> None:
+        """A step is over; whether the log will have an entry of it."""
+
+    def end_run(self) -> None:
+        """No step will follow."""
 
     def require_objective_used(self) -> None:
         """All batches of a step have been differentiated."""
@@ -82,8 +85,8 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Write the weights down, also where the run logs rarely."""
-        if self.trainer is not None and not control.should_log:
-            self.trainer.note_step()
+        if self.trainer is not None:
+            self.trainer.note_step(is_logged=control.should_log)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -91,6 +94,7 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         """Forget metrics of a model that is not the final one."""
         if self.trainer is not None:
             folder = args.output_dir if state.is_world_process_zero else None
+            self.trainer.end_run()
             self.trainer.group_evaluation.end_run(state.global_step, args.load_best_model_at_end, folder)
 
     def on_evaluate(

@@ -1,5 +1,7 @@
 """`GroupRobustConfig`: `TrainingArguments` and the options of group-robust training."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -9,15 +11,19 @@ from hf_cgd.data.sampling import GROUP_SAMPLINGS, GroupSampling
 from hf_cgd.gradients import ENGINES, Engine
 from hf_cgd.gradients.scope import parse_gradient_layers
 from hf_cgd.metrics import lower_is_better
+from hf_cgd.models.heads import TOKEN_REDUCTIONS, TokenReduction
 from hf_cgd.monitors import NONFINITE, NonFinite
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
 from hf_cgd.objectives.adaptive import AbsentGroups
 from hf_cgd.objectives.base import Variant, require_at_least_zero, require_one_of
 from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm
+from hf_cgd.robust_loss.excess import EXCESS_CLIPS, ExcessClip
 from hf_cgd.robust_loss.loss import WEIGHT_TIMINGS, WeightTiming
 
 ForwardMode = Literal["joint", "split"]
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
+GroupUnit = Literal["example", "token"]
+GROUP_UNITS: tuple[GroupUnit, ...] = get_args(GroupUnit)
 
 
 def _option(help_text: str, default: Any = None, **metadata: Any) -> Any:
@@ -101,7 +107,8 @@ class GroupOptions:
     )
     group_sampling: GroupSampling = _option(
         "'none': the Trainer's own order. 'balanced': every batch holds each group equally often. 'weighted': drawn "
-        "with replacement, groups equally likely.",
+        "with replacement, groups equally likely. 'weights': groups are drawn in proportion to their present weights, "
+        "which then do not weigh the loss.",
         "none",
     )
     nonfinite: NonFinite = _option(
@@ -117,12 +124,33 @@ class GroupOptions:
     example_weight_column: str | None = _option(
         "Column with a weight > 0 of each example in the training loss; it is multiplied with that of the class."
     )
+    reference_losses: dict[str, float] | str | None = _option(
+        "Group-DRO and CGD: what the group weights see the losses in excess of, max(loss - reference, 0): a column of "
+        "the training set, or a number for each group by name (JSON on a command line). The trainer takes a model too."
+    )
+    excess_clip: ExcessClip | None = _option(
+        "What of the excess over `reference_losses` is clipped at 0: each 'example' (default for a column or a model) "
+        "or the mean of a 'group' (default for numbers of groups)."
+    )
     focal_gamma: float | None = _option(
         "gamma >= 0 of the focal loss (1 - p)^gamma (-log p), which takes the place of the cross-entropy in training."
+    )
+    group_unit: GroupUnit | None = _option(
+        "Models of tokens: what a group's mean is over. 'example': the mean of the examples' losses (default). "
+        "'token': an example counts as often as it has tokens with a label, so that the mean is one over all tokens "
+        "of the group in the step. ERM takes 'token' by default, as the Trainer does."
+    )
+    token_reduction: TokenReduction = _option(
+        "Models of tokens: an example's loss is the 'mean' or the 'sum' of its tokens' losses.", "mean"
     )
     min_group_size: int = _option(
         "Smallest training group that is accepted; smaller ones are usually typing errors or ids.", 2
     )
+
+    def unit_of(self, objective: Objective) -> GroupUnit:
+        """What means of losses of tokens are over: `group_unit`, or else what the objective takes by default."""
+        as_the_trainer = objective.plain_mean and self.token_reduction == "mean"
+        return self.group_unit or ("token" if as_the_trainer else "example")
 
     def build_objective(self) -> Objective:
         """The objective that the fields describe.
@@ -184,6 +212,9 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
         _read_numbers(self)
         super().__post_init__()
         self.class_weights = _as_class_weights(self.class_weights)
+        self.reference_losses = _as_reference_losses(self.reference_losses)
+        if self.excess_clip is not None:
+            require_one_of("excess_clip", self.excess_clip, EXCESS_CLIPS)
         require_at_least_zero(focal_gamma=self.focal_gamma or 0.0)
         if self.focal_gamma is not None and self.label_smoothing_factor:
             raise ValueError("focal_gamma and label_smoothing_factor are two losses of an example. Set one of them.")
@@ -193,12 +224,22 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
         require_one_of("forward_mode", self.forward_mode, FORWARD_MODES)
         require_one_of("group_sampling", self.group_sampling, GROUP_SAMPLINGS)
         require_one_of("nonfinite", self.nonfinite, NONFINITE)
+        require_one_of("token_reduction", self.token_reduction, TOKEN_REDUCTIONS)
+        if self.group_unit is not None:
+            require_one_of("group_unit", self.group_unit, GROUP_UNITS)
+        if self.group_unit == "token" and self.token_reduction == "sum":
+            raise ValueError(
+                "group_unit='token' is the mean over all tokens of a group, and token_reduction='sum' leaves no mean "
+                "over tokens. Set one of them."
+            )
         objective = self.build_objective()
         if self.gradient_layers is not None:
             parse_gradient_layers(self.gradient_layers)
             self._refuse_unless(objective.needs_gradients, "gradient_layers", "takes no group gradients")
         if self.gradient_engine != "auto":
             self._refuse_unless(objective.needs_gradients, "gradient_engine", "takes no group gradients")
+        if self.reference_losses is not None:
+            self._refuse_unless(objective.moves_by_losses, "reference_losses", "does not move weights by losses")
         if self.forward_mode == "split" and self.group_column is None and self.objective == "erm":
             raise ValueError("forward_mode='split' needs to know the groups: set group_column.")
         if self.weight_timing is not None:
@@ -217,6 +258,8 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
                 f"group_sampling={self.group_sampling!r} and train_sampling_strategy={self.train_sampling_strategy!r} "
                 "both decide the order of the training examples. Leave one of them unset."
             )
+        if self.group_sampling == "weights":
+            self._refuse_unless(objective.has_weights, "group_sampling='weights'", "has no group weights")
         if self.min_group_size < 1:
             raise ValueError(f"min_group_size must be at least 1, got {self.min_group_size}.")
 
@@ -247,6 +290,23 @@ def _as_class_weights(value: Any) -> list[float] | str | None:
     if not weights or not all(0 < weight < float("inf") for weight in weights) or isinstance(value, str):
         raise ValueError(f"class_weights must be 'balanced' or a finite number > 0 for each class, got {value!r}.")
     return weights
+
+
+def _as_reference_losses(value: Any) -> dict[str, float] | str | None:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"reference_losses starts like JSON and is none ({error}): {value!r}.") from None
+    if value is None or (isinstance(value, str) and value):
+        return value
+    numbers = isinstance(value, Mapping) and all(isinstance(part, (int, float)) for part in value.values())
+    if not numbers or not value:
+        raise ValueError(
+            f"reference_losses must be the name of a column or a number for each group by name, got {value!r}. A "
+            "model goes to the trainer: GroupRobustTrainer(reference_losses=model)."
+        )
+    return {str(name): float(number) for name, number in value.items()}
 
 
 def _read_numbers(config: TrainingArguments) -> None:

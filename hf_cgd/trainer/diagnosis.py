@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STEPS = 20
 """Steps of a probe."""
 _SWAPPED = (
-    "robust_loss", "group_objective", "_forward", "_example_weights", "_batches_left", "_seen",
+    "robust_loss", "group_objective", "_forward", "_example_weights", "_reference", "_batches_left", "_seen", "_drawn",
     "model_accepts_loss_kwargs", "loss_is_scaled_for_ga",
 )  # fmt: skip
 """What the trainer has for its own objective, and for the time of the probe for another one."""
@@ -61,6 +61,7 @@ def diagnose(trainer: "GroupRobustTrainer", steps: int) -> GroupDiagnosis:
     probe = Probe()
     with _undisturbed(trainer):
         trainer.robust_loss = trainer._build_loss(probe)
+        trainer._drawn = None if trainer._drawn is None else trainer._drawn.still()
         model = trainer.model
         assert model is not None
         model.train()

@@ -26,9 +26,11 @@ from hf_cgd.gradients import (
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.estimators import Scale
+from hf_cgd.robust_loss.excess import ExcessClip
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.example_weights import ExampleWeights
+from hf_cgd.trainer.forward import GroupForward
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
@@ -71,7 +73,12 @@ class EngineChoice:
             require_supported(objective.name, model, args, accelerator, engine, timing)
 
     def build_loss(
-        self, objective: Objective, groups: GroupInfo, model: nn.Module, accelerator: Accelerator
+        self,
+        objective: Objective,
+        groups: GroupInfo,
+        model: nn.Module,
+        accelerator: Accelerator,
+        excess_clip: ExcessClip | None = None,
     ) -> GroupRobustLoss:
         """The loss of a run, with its gradient engine.
 
@@ -80,6 +87,7 @@ class EngineChoice:
             groups: the training groups.
             model: the network; its parameters now are those that are trained.
             accelerator: the Trainer's.
+            excess_clip: of reference losses; None without.
 
         Raises:
             ValueError: options, groups and model do not fit the objective.
@@ -98,13 +106,18 @@ class EngineChoice:
             loss_scale=_loss_scale(accelerator.scaler, args.device),
             nonfinite=options.nonfinite,
             arithmetic=arithmetic_on(args.device),
+            excess_clip=excess_clip,
+            weights_enter="sampling" if options.group_sampling == "weights" else "loss",
         )
 
-    def example_weights(self, objective: Objective, setup: GroupSetup, accelerator: Accelerator) -> ExampleWeights:
+    def example_weights(
+        self, objective: Objective, setup: GroupSetup, accelerator: Accelerator, forward: GroupForward
+    ) -> ExampleWeights:
         """What the losses of a run's training examples are weighed by."""
         num_groups = None if setup.groups is None else len(setup.groups)
         communication = self._communication_of(accelerator)
-        return ExampleWeights(objective, num_groups, setup.class_weights, options_of(self._args), communication)
+        classes, options = setup.class_weights, options_of(self._args)
+        return ExampleWeights(objective, num_groups, classes, options, communication, forward.head, forward.by_tokens)
 
     def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:
         """Say in the log what a run trains by: objective, groups, and where group gradients are taken."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer
@@ -13,7 +14,8 @@ from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, dir
 from hf_cgd.metrics.group_metrics import collapse_beside, is_group_metric, lower_is_better, metric_names
 from hf_cgd.metrics.names import require_known_metric
 from hf_cgd.models.example_losses import REGRESSION
-from hf_cgd.models.outputs import declared_problem_type, logits_of, named_outputs, num_outputs_of
+from hf_cgd.models.heads import TokenHead
+from hf_cgd.models.outputs import declared_problem_type, named_outputs, num_outputs_of
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.config import GroupOptions
@@ -27,7 +29,8 @@ class SeenBatch(NamedTuple):
     """What the loss of an evaluation batch was formed of."""
 
     losses: Tensor
-    logits: Tensor
+    scores: Tensor
+    labels: Tensor
 
 
 class EvaluatingTrainer(Trainer):
@@ -55,7 +58,11 @@ class EvaluatingTrainer(Trainer):
 
     @compute_metrics.setter
     def compute_metrics(self, own: Callable[..., dict[str, Any]] | None) -> None:
-        self._metrics = own if isinstance(own, EvaluationMetrics) else EvaluationMetrics(self._group_metrics, own)
+        self._metrics = (
+            own
+            if isinstance(own, EvaluationMetrics)
+            else EvaluationMetrics(self._group_metrics, own, self._given_labels)
+        )
 
     @property
     def preprocess_logits_for_metrics(self) -> Callable[[Any, Any], Any] | None:
@@ -64,7 +71,7 @@ class EvaluatingTrainer(Trainer):
 
     @preprocess_logits_for_metrics.setter
     def preprocess_logits_for_metrics(self, own: Callable[[Any, Any], Any] | None) -> None:
-        self._preprocess = on_plain_labels(own)
+        self._preprocess = on_plain_labels(own, self._given_labels)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -92,7 +99,11 @@ class EvaluatingTrainer(Trainer):
             )
         keeps_loss = self._forward.trains_own_loss or self._has_own_loss
         wanted = self.args.metric_for_best_model
-        return self.group_evaluation.finish(output, metric_key_prefix, self.state.global_step, keeps_loss, wanted)
+        by_tokens = self._forward.by_tokens
+        output = self.group_evaluation.finish(
+            output, metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens
+        )
+        return output._replace(label_ids=self._given_labels(output.label_ids))
 
     @contextmanager
     def _steps_with_results(self) -> Iterator[None]:
@@ -109,14 +120,21 @@ class EvaluatingTrainer(Trainer):
             seen, self._seen = self._seen, None
             if labels is None or logits is None or group_ids is None:
                 return loss, logits, labels
-            plain = labels[0] if isinstance(labels, (tuple, list)) else labels
+            head = self._forward.head
             if seen is None:
                 # A subclass formed the loss without us.
-                scores = logits_of(logits)
-                seen = SeenBatch(self._forward.losses(scores, plain, self._network), scores)
-            answers = self._forward.predictions(seen.logits, plain, self._network)
-            results = ExampleResults(plain, self._prepare_input(group_ids), seen.losses.detach(), answers)
-            return loss, logits, tuple(results)
+                plain, scores = head.joined(labels), head.scores_of(logits)
+                seen = SeenBatch(self._forward.losses(scores, plain, self._network), scores, plain)
+            answers = self._forward.predictions(seen.scores, seen.labels, self._network)
+            results = ExampleResults(seen.labels, self._prepare_input(group_ids), seen.losses.detach(), answers)
+            if isinstance(head, TokenHead):
+                with torch.no_grad():
+                    sums = head.token_losses(seen.scores, seen.labels).sum(dim=1)
+                counts, right = head.num_tokens(seen.labels), head.num_right(answers, seen.labels)
+                results = results._replace(token_counts=counts, token_losses=sums, tokens_right=right)
+                if head.predicts_vocabulary and not self._wants_scores:
+                    logits = answers
+            return loss, logits, results.packed()
 
         self.prediction_step = step  # type: ignore[method-assign]
         try:
@@ -127,16 +145,25 @@ class EvaluatingTrainer(Trainer):
             else:
                 self.prediction_step = before  # type: ignore[method-assign]
 
+    @property
+    def _wants_scores(self) -> bool:
+        """Whether the user has a function that is to see the network's own scores."""
+        return self._preprocess is not None or self._metrics.user_metrics is not None
+
+    def _given_labels(self, labels: Any) -> Any:
+        return self._forward.head.as_given(labels)
+
     def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
         names, counts, rate = self._setup.evaluation.names, self._setup.counts_of_evaluated, self.args.learning_rate
         if self._may_be_binary:
             results = results.as_binary()
-        ours = self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate)
+        by_tokens = self._forward.by_tokens
+        ours = self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate, by_tokens)
         if not self._own_metrics:
             return ours
         kept = results.numpy()
         rows = kept.labelled
-        labels = kept.labels.reshape(kept.predictions.shape)[rows]
+        labels = self._forward.head.aligned(kept.labels, kept.predictions)[rows]
         return ours | custom_group_metrics(
             self._own_metrics, kept.predictions[rows], labels, kept.group_ids[rows], names
         )

@@ -12,6 +12,7 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from hf_cgd.metrics import GroupReport, named_metrics
 from hf_cgd.metrics.group_metrics import own_name
+from hf_cgd.metrics.token_metrics import token_metrics
 from hf_cgd.metrics.values import as_json
 from hf_cgd.models.example_losses import CLASSIFICATION, NO_ANSWER, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning, warn_if_one_class
@@ -53,6 +54,7 @@ class GroupEvaluation:
         train_counts: Mapping[str, int] | None,
         objective: Objective,
         learning_rate: float,
+        by_tokens: bool = False,
     ) -> dict[str, float]:
         """All metrics of one evaluation, without prefix (see `named_metrics`).
 
@@ -63,8 +65,10 @@ class GroupEvaluation:
             names: names of the groups; the ids of `results` are indices into them.
             train_counts: training examples by group, None where they are not known or those of other groups.
             objective, learning_rate: for the warning.
+            by_tokens: of models of tokens, whether a group's loss is the mean over its tokens.
         """
         is_classes = np.issubdtype(results.predictions.dtype, np.integer)
+        of_tokens = results.token_counts is not None
         if is_classes and results.predictions.ndim == 1 and results.labels.size > len(results.labels):
             # Shares of the classes: the largest one's class is the answer.
             results = results._replace(labels=results.labels.argmax(axis=1))
@@ -94,6 +98,16 @@ class GroupEvaluation:
                 has_learned=self._has_learned,
             )
             self._has_learned |= len(np.unique(results.predictions[labelled])) > 1
+        if of_tokens:
+            return token_metrics(
+                results.losses,
+                results.group_ids,
+                names,
+                token_counts=results.token_counts,
+                token_losses=results.token_losses,
+                tokens_right=results.tokens_right,
+                by_tokens=by_tokens,
+            )
         return named_metrics(
             results.predictions,
             results.labels.reshape(results.predictions.shape),
@@ -105,7 +119,13 @@ class GroupEvaluation:
         )
 
     def finish(
-        self, output: EvalLoopOutput, prefix: str, step: int, keeps_loss: bool = False, wanted: str | None = None
+        self,
+        output: EvalLoopOutput,
+        prefix: str,
+        step: int,
+        keeps_loss: bool = False,
+        wanted: str | None = None,
+        by_tokens: bool = False,
     ) -> EvalLoopOutput:
         """What an evaluation loop returns: with plain labels, and with the mean loss over the examples.
 
@@ -118,6 +138,7 @@ class GroupEvaluation:
             keeps_loss: whether the loss is the model's or a subclass's own, and stays what the Trainer made of it.
             wanted: `metric_for_best_model`. Where it is one of ours and was not defined, it is NaN, so that a run
                 which compares by it goes on.
+            by_tokens: whether the mean loss is one over all tokens, for models of these.
         """
         self._steps[prefix] = step
         broken, self._is_broken = self._is_broken, False
@@ -128,9 +149,11 @@ class GroupEvaluation:
             self._broken.add(prefix)
         if results is None:
             return output
-        losses = results.losses[results.labelled]
+        labelled = results.labelled
+        losses = results.losses[labelled]
         if len(losses) and np.isfinite(losses).all() and not keeps_loss:
-            output.metrics[f"{prefix}_loss"] = float(losses.mean())
+            counts = results.token_counts[labelled] if by_tokens and results.token_counts is not None else None
+            output.metrics[f"{prefix}_loss"] = float(np.average(losses, weights=counts))
         name = None if wanted is None else f"eval_{wanted.removeprefix('eval_')}"
         if name is not None and name.startswith(f"{prefix}_") and name not in output.metrics:
             kind = own_name(name.removeprefix(f"{prefix}_"))

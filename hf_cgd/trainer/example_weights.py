@@ -1,4 +1,4 @@
-"""Weights of examples in the training loss: of their class, of a column, and the focal loss.
+"""Weights of examples in the training loss: of their class, of a column, of their tokens, and the focal loss.
 
 Of examples with losses l and weights w a mean becomes sum(w l) / sum(w). The sums run over what the objective has
 means of, in the whole optimizer step (all micro-batches, all processes): over each group, or over all examples for
@@ -16,7 +16,7 @@ from hf_cgd.arithmetic import is_on_host, moved, statistics_type
 from hf_cgd.data.columns import column_names, read_columns, require_columns
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.distributed.communication import Communication
-from hf_cgd.models.example_losses import IGNORED
+from hf_cgd.models.heads import ExampleHead, Head
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
 
@@ -32,6 +32,8 @@ class ExampleWeights:
         num_groups: K, None without groups.
         classes: [C] weight of each class; None for none.
         options: tell `example_weight_column` and `focal_gamma`.
+        head: tells who has a label, and how many tokens have.
+        by_tokens: whether each example weighs as much as it has tokens with a label.
         communication: sums over the processes.
     """
 
@@ -42,7 +44,10 @@ class ExampleWeights:
         classes: Tensor | None,
         options: GroupOptions,
         communication: Communication,
+        head: Head | None = None,
+        by_tokens: bool = False,
     ) -> None:
+        self._head, self._by_tokens = head or ExampleHead(has_classes=True), by_tokens
         self._by_group = num_groups is not None and not objective.mean_over_examples
         self._has_groups = num_groups is not None
         self._size = num_groups if num_groups is not None and self._by_group else 1
@@ -57,8 +62,13 @@ class ExampleWeights:
         return self._weighs or self._gamma is not None
 
     @property
+    def leave_the_mean(self) -> bool:
+        """Whether the mean is the `Trainer`'s own: over all tokens where labels belong to these, else plain."""
+        return self._classes is None and self._column is None and self._gamma is None
+
+    @property
     def _weighs(self) -> bool:
-        return self._classes is not None or self._column is not None
+        return self._by_tokens or self._classes is not None or self._column is not None
 
     def open_step(self, labels: Sequence[Tensor], beside: Sequence[Mapping[str, Any]], key: str) -> None:
         """Begin a step with the labels of its micro-batches and what travels beside them; a collective.
@@ -106,6 +116,8 @@ class ExampleWeights:
         """Weights [B] where the labels are, 0 for an example without a class (-100)."""
         dtype = statistics_type(labels.device)
         weights = torch.ones(len(labels), dtype=dtype, device=labels.device)
+        if self._by_tokens:
+            weights = self._head.num_tokens(labels).to(dtype)
         if self._classes is not None:
             _require_classes(labels, "class_weights")
             weights = moved(self._classes, labels.device, dtype)[labels.long().view(-1).clamp_min(0)]
@@ -121,8 +133,7 @@ class ExampleWeights:
             if is_on_host(own):
                 _require_positive(self._column, own)
             weights = weights * own
-        ignored = labels.view(-1) == IGNORED if labels.numel() == len(labels) else torch.zeros_like(weights).bool()
-        return weights.masked_fill(ignored & (not labels.is_floating_point()), 0.0)
+        return weights.masked_fill(~self._head.labelled(labels), 0.0)
 
     def _places(self, taken: Mapping[str, Any], key: str, weights: Tensor) -> Tensor:
         """Of each example the place of its mean, where the weights are."""

@@ -1,7 +1,7 @@
 """From a batch to its loss: the forward pass, the loss of each example, and what an objective reads besides."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,16 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from hf_cgd.models.example_losses import (
-    CLASSIFICATION,
-    example_losses,
-    infer_problem_type,
-    mean_of_labelled,
-    predictions_of,
-)
 from hf_cgd.models.head import HeadInput
+from hf_cgd.models.heads import Head, LossOptions, TokenHead, head_of
 from hf_cgd.models.outputs import (
-    declared_problem_type,
     forward_parameters,
     is_of_transformers,
     logits_of,
@@ -27,13 +20,14 @@ from hf_cgd.models.outputs import (
     split_forward,
     with_logits,
     with_loss,
+    without_wrappers,
 )
 from hf_cgd.models.own_loss import LossComparison, compare_losses
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.robust_loss.uncounted import chosen_rows, rows_that_count
-from hf_cgd.trainer.config import options_of
+from hf_cgd.trainer.config import GroupOptions, options_of
 
 EXAMINED = ("NO", "MULTI_GPU", "MULTI_CPU")
 """Kinds of `accelerate` runs in which a network may run a batch more without its wrappers."""
@@ -86,7 +80,8 @@ class GroupForward:
         own_loss: what is known of the model's own loss; None for nothing.
 
     Raises:
-        ValueError: the objective reads features, and the network has no classification head.
+        ValueError: the objective reads features, and the network has no classification head; or an option or the
+            objective has no meaning for a head of tokens.
     """
 
     def __init__(
@@ -97,15 +92,20 @@ class GroupForward:
         trains: bool,
         own_loss: "OwnLoss | None" = None,
     ) -> None:
-        self.may_be_shares = False
-        """Whether floats [B, C] for labels are shares of the classes that the data set holds."""
+        options = options_of(args)
+        self.head = head_of(network)
+        """How losses of examples are made of what the network returns."""
+        self.by_tokens = self.head.of_tokens and options.unit_of(objective) == "token"
+        """Whether means are over tokens, so that an example counts as often as it has some."""
+        self._loss_options = LossOptions(args.label_smoothing_factor, options.token_reduction)
         self._objective = objective
         self._args = args
         self._own_loss = own_loss or OwnLoss()
-        self._by_group = options_of(args).forward_mode == "split"
-        self._has_classes = may_have_classes(network)
+        self._by_group = options.forward_mode == "split"
         self._parameters = forward_parameters(network)
-        self._returns_loss = "labels" in self._parameters
+        self._returns_loss = self.head.label_names(["labels"])[0] in self._parameters
+        if isinstance(self.head, TokenHead):
+            _require_for_tokens(self.head, objective, options)
         reads_features = trains and "features" in objective.reads
         self._head = HeadInput(network, num_outputs_of(network)) if reads_features else None
 
@@ -121,19 +121,21 @@ class GroupForward:
         """
         alone = self._args.gradient_accumulation_steps == 1 and num_processes == 1
         plain = self._objective.plain_mean and not self._by_group and user_loss is None
+        plain &= self.by_tokens or not self.head.of_tokens
         own_loss_alone = self.trains_own_loss and num_processes == 1
         return (alone or own_loss_alone) and plain and self._returns_loss
 
     @property
     def trains_own_loss(self) -> bool:
         """Whether the model's own loss is another than ours, and ERM trains it."""
-        return self._objective.plain_mean and not self._by_group and self._own_loss.differs
+        as_the_trainer = self.by_tokens or not self.head.of_tokens
+        return self._objective.plain_mean and as_the_trainer and not self._by_group and self._own_loss.differs
 
     def examine(
         self,
         network: nn.Module,
         inputs: Mapping[str, Any],
-        label_name: str,
+        labels: Tensor,
         num_processes: int,
         user_loss: Callable[..., Any] | None,
     ) -> None:
@@ -143,15 +145,12 @@ class GroupForward:
         """
         if self._own_loss.is_settled or not self._returns_loss or user_loss is not None:
             return
-        given = {name: value for name, value in inputs.items() if name != label_name}
-        labels = inputs[label_name]
 
-        def losses_of(outputs: Any) -> Tensor:
-            logits = logits_of(outputs)
-            return example_losses(logits, labels, self._problem_type(network, logits, labels))
+        def losses_of(scores: Tensor, labels: Tensor) -> Tensor:
+            return self.head.losses(scores, labels, network, LossOptions())
 
         replaced = not (self._objective.plain_mean and not self._by_group and num_processes == 1)
-        found = compare_losses(network, given, label_name, labels, losses_of)
+        found = compare_losses(network, inputs, labels, self.head, losses_of)
         # All processes have to come to an end of it at the same batch.
         self._own_loss.note(found, self._objective.name, replaced, is_last=num_processes > 1)
 
@@ -178,6 +177,8 @@ class GroupForward:
         group_ids: Tensor | None,
         robust_loss: GroupRobustLoss | None,
         losses_of: Callable[[Any, Tensor], Tensor],
+        weighed: bool = False,
+        reference_losses: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """Loss of a batch, and what the model returned.
 
@@ -188,11 +189,13 @@ class GroupForward:
             group_ids: [B], needed in training.
             robust_loss: forms the loss in training; None in evaluation.
             losses_of: loss of each example [B], from what the model returned and the labels.
+            weighed: whether these are weighed, so that the mean over the step is the plain one.
+            reference_losses: [B], what the weights see the losses in excess of; None for none.
         """
         if robust_loss is None:
             outputs = model(**inputs)
             losses = losses_of(outputs, labels)
-            loss = mean_of_labelled(losses, labels) if self._has_classes else losses.mean()
+            loss = self.head.mean(losses, labels, self.by_tokens and not weighed)
             return loss, with_loss(outputs, loss)
         assert group_ids is not None
         with ExitStack() as recording:
@@ -210,7 +213,8 @@ class GroupForward:
                 read = {name: chosen_rows(part, rows) for name, part in read.items()}
                 outputs, labels = with_logits(outputs, read["logits"]), read["labels"]
                 group_ids = chosen_rows(group_ids, rows)
-        loss = robust_loss(losses_of(outputs, labels), group_ids, **read)
+                reference_losses = None if reference_losses is None else chosen_rows(reference_losses, rows)
+        loss = robust_loss(losses_of(outputs, labels), group_ids, **read, reference_losses=reference_losses)
         return loss, with_loss(outputs, loss)
 
     def losses(
@@ -234,9 +238,7 @@ class GroupForward:
             ValueError: `user_loss` returns something else than one loss per example.
         """
         if user_loss is None:
-            logits = logits_of(outputs)
-            problem_type = self._problem_type(network, logits, labels)
-            return example_losses(logits, labels, problem_type, self._args.label_smoothing_factor)
+            return self.head.losses(self.head.scores_of(outputs), labels, network, self._loss_options)
         losses = user_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
         if not isinstance(losses, Tensor) or losses.shape != labels.shape[:1]:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -247,17 +249,14 @@ class GroupForward:
         return losses
 
     def predictions(self, outputs: Any, labels: Tensor, network: nn.Module) -> Tensor:
-        """What the model answers (see `predictions_of`); the labels tell of what kind it is."""
-        logits = logits_of(outputs)
-        return predictions_of(logits, self._problem_type(network, logits, labels))
+        """What the model answers (see `Head.predictions`); the labels tell of what kind it is."""
+        return self.head.predictions(self.head.scores_of(outputs), labels, network)
 
-    def _problem_type(self, network: nn.Module, logits: Tensor, labels: Tensor) -> str:
-        """The problem type that the model declares, or else what its outputs and labels look like."""
-        if self.may_be_shares and labels.ndim == 2 and labels.is_floating_point() and labels.shape == logits.shape:
-            # The collator has made shares of the classes of what are classes in the data set.
-            return CLASSIFICATION
-        num_outputs = logits.shape[-1] if logits.ndim > 1 else 1
-        return declared_problem_type(network) or infer_problem_type(num_outputs, labels)
+    def inputs_of(self, inputs: dict[str, Any], labels: Tensor, network: nn.Module, names: Sequence[str]) -> Any:
+        """What the model is called with: without labels, unless it cannot be, so that it forms no loss itself."""
+        wanted = self.head.label_names(names)
+        rest = {name: value for name, value in inputs.items() if name not in wanted or self.requires(name)}
+        return self.head.completed(rest, labels, without_wrappers(network))
 
     def _what_is_read(self, outputs: Any, labels: Tensor, group_ids: Tensor) -> tuple[Any, dict[str, Tensor]]:
         """Outputs with logits that can be differentiated by, and what the objective reads of the batch, by name."""
@@ -271,20 +270,37 @@ class GroupForward:
         return with_logits(outputs, read["logits"]), read
 
 
-def labels_in(inputs: Mapping[str, Any], name: str) -> Tensor:
-    """The labels of a batch.
+def labels_in(inputs: Mapping[str, Any], names: Sequence[str], head: Head) -> Tensor:
+    """The labels of a batch, as its head has them.
 
     Raises:
-        ValueError: there are none under that name.
+        ValueError: there are none under these names.
     """
-    if inputs.get(name) is None:
+    labels = head.labels_in(inputs, names)
+    if labels is None:
+        wanted, there = head.label_names(names), sorted(inputs)
+        if isinstance(head, TokenHead):
+            raise ValueError(f"Expected the batch to hold {' and '.join(wanted)}, got {there}. {head.missing_labels}")
         raise ValueError(
-            f"Expected the batch to hold {name!r}, got {sorted(inputs)}. Name the column of the targets 'labels' (or "
+            f"Expected the batch to hold {wanted[0]!r}, got {there}. Name the column of the targets 'labels' (or "
             "'label'), or set label_names."
         )
-    return inputs[name]
+    return labels
 
 
-def may_have_classes(network: nn.Module) -> bool:
-    """Whether integer labels are classes, so that -100 among them stands for none."""
-    return num_outputs_of(network) != 1 and declared_problem_type(network) in (None, CLASSIFICATION)
+def _require_for_tokens(head: TokenHead, objective: Objective, options: GroupOptions) -> None:
+    """Raise a ValueError for an objective or an option that has no meaning where labels belong to tokens."""
+    if objective.reads:
+        raise ValueError(
+            f"objective={objective.name!r} compares classes or features of whole examples; a model for {head.name} "
+            "gives each token an answer of its own. Expected an objective that is made of losses: 'cgd', 'group_dro', "
+            "'erm_uw' or 'erm'."
+        )
+    idle = [name for name in ("class_weights", "focal_gamma") if getattr(options, name) is not None]
+    if options.forward_mode == "split":
+        idle.append("forward_mode='split'")
+    if idle:
+        raise ValueError(
+            f"{', '.join(idle)}: for models of whole examples only, not for {head.name}. Leave it unset; "
+            "example_weight_column weighs examples, and compute_loss_func may form any loss of an example."
+        )

@@ -24,8 +24,11 @@ from hf_cgd.data.training_groups import (
     training_columns,
     training_groups,
 )
+from hf_cgd.data.weight_sampling import DrawnGroups, GroupWeightSampler
+from hf_cgd.models.heads import TokenHead, head_of
 from hf_cgd.models.labels import LabelCollator
-from hf_cgd.models.outputs import forward_parameters, renamed_input, require_supported_head
+from hf_cgd.models.outputs import forward_parameters, renamed_input
+from hf_cgd.models.token_labels import TokenLabelCollator
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.example_weights import class_weights_of, require_weight_column
@@ -48,6 +51,7 @@ class GroupSetup:
         columns: the group columns of the training set; none for plain ERM.
         labels: columns that hold the targets.
         given: groups that the user has counted; None to count here.
+        reference_column: holds reference losses; None for none.
         collator: the user's, for what it makes of the rows; None where it is not known.
         own_loss: whether the user's `compute_loss_func` gives the labels their meaning.
 
@@ -66,10 +70,11 @@ class GroupSetup:
         columns: Sequence[str],
         labels: Sequence[str],
         given: GroupInfo | None = None,
+        reference_column: str | None = None,
         collator: Collator | None = None,
         own_loss: bool = False,
     ) -> None:
-        require_supported_head(model)
+        self._head = head_of(model)
         if not columns and not objective.plain_mean:
             raise ValueError(
                 f"objective={objective.name!r} needs to know the groups: set group_column to the column that tells an "
@@ -80,7 +85,14 @@ class GroupSetup:
         self.groups: GroupInfo | None = None
         """Names and counts of the training groups, None without a group column or a training set."""
         self._options = options
+        own = (options.example_weight_column, reference_column)
+        self._beside_columns = list(dict.fromkeys(column for column in own if column is not None))
+        """Columns with a number for each example that travel beside the batches."""
+        self.label_names = self._head.label_names(labels)
+        """Batch keys of the labels."""
         self._label_columns = tuple(dict.fromkeys((*labels, *LABEL_COLUMNS)))
+        # Labels of tokens are looked at batch by batch: collators make them, and a column of them is long.
+        self._columns_of_classes = () if self._head.of_tokens else self._label_columns
         self._model_columns = (*self._label_columns, *forward_parameters(model))
         own_name = len(self.columns) == 1 and self.columns[0] not in self._model_columns
         self.key = self.columns[0] if own_name else GROUP_IDS
@@ -91,7 +103,9 @@ class GroupSetup:
         not_inputs = (*LABEL_COLUMNS, *self.columns)
         self.renamed = {} if names is None else renamed_input(model, names, not_inputs)
         """{column: argument} for a model whose input is not named like a column."""
-        self.labels = LabelSetup(model, sample, self._label_columns, self.renamed, own_loss)
+        self.labels = LabelSetup(model, sample, self._columns_of_classes, self.renamed, own_loss, self._head)
+        self._num_outputs = self._head.num_outputs(model)
+        self._packs = options.unit_of(objective) == "token"
         self._train_group_ids: np.ndarray | None = None
         """Group of each row [N], UNKNOWN_GROUP for rows that are None."""
         self._train_rows_tell = True
@@ -129,8 +143,7 @@ class GroupSetup:
     @property
     def extra_columns(self) -> list[str]:
         """Columns that a dataset has to keep although the model has no argument of their name."""
-        own_column = [] if self._options.example_weight_column is None else [self._options.example_weight_column]
-        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP, *own_column]
+        return [*self.columns, *self.evaluation.columns, *self.renamed, ROW_GROUP, *self._beside_columns]
 
     def suits(self, train_dataset: Any, objective: Objective) -> bool:
         """Whether this was read from that training set and holds all that the objective needs."""
@@ -138,15 +151,9 @@ class GroupSetup:
         return self.train_dataset is train_dataset and not (uncounted and "class_counts" in objective.reads)
 
     @property
-    def label_name(self) -> str:
-        """Batch key of the labels."""
-        return self._label_columns[0]
-
-    @property
     def keys_beside(self) -> list[str]:
-        """Keys of a batch that no model takes: those of group ids and of example weights."""
-        column = self._options.example_weight_column
-        return [self.key, HOST_IDS] if column is None else [self.key, HOST_IDS, column]
+        """Keys of a batch that no model takes: those of group ids, of example weights and of reference losses."""
+        return [self.key, HOST_IDS, *self._beside_columns]
 
     def require_ids(self, ids: Any, inputs: Mapping[str, Any]) -> None:
         """Raise a ValueError where a training batch has none."""
@@ -185,11 +192,24 @@ class GroupSetup:
             _, ids = self._read_evaluation_set(dataset, "evaluation dataset")
         return dataset if ids is None else RowsWithGroups(dataset, ids)
 
-    def sampler(self, batch_size: int, seed: int, drop_last: bool) -> GroupSampler | None:
-        """The sampler that `group_sampling` asks for, None for the Trainer's own."""
+    def sampler(
+        self, batch_size: int, seed: int, drop_last: bool, batches_of_step: int, memory: DrawnGroups | None
+    ) -> GroupSampler | None:
+        """The sampler that `group_sampling` asks for, None for the Trainer's own.
+
+        Args:
+            batch_size, seed, drop_last: see `GroupSampler`.
+            batches_of_step: runs of `batch_size` in an optimizer step, over all processes.
+            memory: what drawing by weights remembers; None elsewhere.
+        """
         if self._options.group_sampling == "none":
             return None
         assert self._train_group_ids is not None
+        if memory is not None:
+            size = batch_size * batches_of_step
+            return GroupWeightSampler(
+                self._train_group_ids, batch_size, seed, drop_last, step_size=size, memory=memory
+            )
         kind = BalancedGroupSampler if self._options.group_sampling == "balanced" else WeightedGroupSampler
         return kind(self._train_group_ids, batch_size, seed, drop_last)
 
@@ -197,6 +217,11 @@ class GroupSetup:
     def samples_by_group(self) -> bool:
         """Whether `group_sampling` decides the order of the training examples."""
         return self._options.group_sampling != "none"
+
+    @property
+    def draws_by_weight(self) -> bool:
+        """Whether groups are drawn in proportion to their weights."""
+        return self._options.group_sampling == "weights"
 
     @property
     def _hidden(self) -> list[str]:
@@ -208,15 +233,22 @@ class GroupSetup:
         """With the names and the kind of labels that the model takes."""
         if self.renamed:
             collator = RenamingCollator(collator, self.renamed)
+        if isinstance(self._head, TokenHead):
+            return TokenLabelCollator(collator, self.label_names, self._head, self._num_outputs, self._packs)
         return LabelCollator(collator, self._label_columns[0], self.labels.kind or self.labels.declared)
 
     def _read(self, given: GroupInfo | None, objective: Objective) -> dict[str, Column]:
         """Read and check the training set; its columns."""
         dataset, sampling, labels = self.train_dataset, self._options.group_sampling, self.labels
+        if sampling == "weights" and not objective.has_weights:
+            raise ValueError(
+                f"group_sampling='weights' draws groups by their weights, but objective={objective.name!r} has none. "
+                "Use 'balanced', or an objective with group weights, such as 'group_dro' or 'cgd'."
+            )
         if dataset is None or not self.columns:
             if sampling != "none":
                 raise ValueError("group_sampling needs group_column and a train_dataset to balance the groups of.")
-            read = _cheap_columns(dataset, self._label_columns)
+            read = _cheap_columns(dataset, self._columns_of_classes)
             labels.check(dataset, read, "training dataset")
             return read
         read = {}
@@ -229,7 +261,7 @@ class GroupSetup:
                 )
             self.groups = stream_groups(dataset, self.columns, given)
         else:
-            read = training_columns(dataset, self.columns, self._label_columns)
+            read = training_columns(dataset, self.columns, self._columns_of_classes)
             smallest = 1 if objective.plain_mean else self._options.min_group_size
             labels.check(dataset, read, "training dataset")
             label = labels.column_in(read)
@@ -266,9 +298,9 @@ class GroupSetup:
         columns = self.evaluation.columns
         if read is None or not set(columns) <= set(read):
             read = (
-                read_with_labels(dataset, columns, self._label_columns)
+                read_with_labels(dataset, columns, self._columns_of_classes)
                 if columns
-                else _cheap_columns(dataset, self._label_columns)
+                else _cheap_columns(dataset, self._columns_of_classes)
             )
         self.labels.check(dataset, read, where)
         groups = self.evaluation.add(dataset, read)

@@ -108,7 +108,10 @@ class GroupLog:
 
         Numbers that are not finite are left out: JSON has none.
         """
-        values = {"group_loss": robust_loss.drain_group_losses()}
+        values = {
+            "group_loss": robust_loss.drain_group_losses(),
+            "group_excess_loss": robust_loss.drain_group_excess(),
+        }
         if robust_loss.alpha is not None:
             values["group_weight"] = dict(zip(robust_loss.groups.names, robust_loss.alpha.tolist(), strict=True))
         values = {kind: _finite(by_name) for kind, by_name in values.items()}
@@ -184,7 +187,7 @@ def run_history(
         for entry in log_history
     ]
     if of_file:
-        moving = ("group_weight", "group_loss")
+        moving = ("group_weight", "group_loss", "group_excess_loss")
         of_log = [{k: v for k, v in entry.items() if not k.startswith(moving)} for entry in of_log]
     most = max(20, MAX_NUMBERS // max(1, max((len(entry) for entry in of_file), default=1)))
     every = -(-len(of_file) // most) or 1

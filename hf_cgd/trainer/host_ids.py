@@ -1,6 +1,6 @@
 """Group ids on the host, beside those of a batch that has gone to a device: a step then waits for nothing."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor
 from hf_cgd.arithmetic import moved
 from hf_cgd.data.groups import UNCOUNTED
 from hf_cgd.models.example_losses import is_labelled
+from hf_cgd.models.heads import Head
 
 HOST_IDS = "__group_ids_on_host__"
 """Batch key of the ids as an array, which no loader moves to a device."""
@@ -21,19 +22,19 @@ class HostIdsCollator:
     Args:
         collator: makes a batch with group ids.
         key: of the ids.
-        label_name: of the labels.
-        has_classes: whether integer labels are classes, so that -100 among them stands for none.
+        label_names: of the labels.
+        head: tells which examples have one.
     """
 
-    def __init__(self, collator: Callable[[list[Any]], Any], key: str, label_name: str, has_classes: bool) -> None:
-        self.collator, self.key, self.label_name, self.has_classes = collator, key, label_name, has_classes
+    def __init__(self, collator: Callable[[list[Any]], Any], key: str, label_names: Sequence[str], head: Head) -> None:
+        self.collator, self.key, self.label_names, self.head = collator, key, label_names, head
 
     def __call__(self, features: list[Any]) -> Any:
         """The batch of the wrapped collator with the array."""
         batch = self.collator(features)
         ids = batch.get(self.key) if hasattr(batch, "get") else None
         if isinstance(ids, Tensor):
-            batch[HOST_IDS] = ids_that_count(ids, batch.get(self.label_name), self.has_classes).numpy()
+            batch[HOST_IDS] = ids_that_count(ids, self.head.labels_in(batch, self.label_names), self.head).numpy()
         return batch
 
 
@@ -72,7 +73,7 @@ class HostIds:
     def __init__(self) -> None:
         self._differ: Tensor | None = None
 
-    def of(self, taken: Mapping[str, Any], key: str, labels: Any, has_classes: bool) -> Tensor | None:
+    def of(self, taken: Mapping[str, Any], key: str, labels: Any, head: Head) -> Tensor | None:
         """Group ids [B], `UNCOUNTED` for examples without a label; None where the batch has none.
 
         They are on the host where the collator kept a copy there.
@@ -80,12 +81,12 @@ class HostIds:
         Args:
             taken: what travels beside the batch.
             key: of the ids.
-            labels, has_classes: see `ids_that_count`.
+            labels, head: see `ids_that_count`.
         """
         ids = taken.get(key)
         if ids is None:
             return None
-        own, kept = ids_that_count(ids, labels, has_classes), taken.get(HOST_IDS)
+        own, kept = ids_that_count(ids, labels, head), taken.get(HOST_IDS)
         # Loaders that cut batches up for several processes hand the array on as it was.
         if not isinstance(kept, np.ndarray) or kept.shape != tuple(own.shape):
             return own
@@ -104,13 +105,13 @@ class HostIds:
             )
 
 
-def ids_that_count(group_ids: Tensor, labels: Any, has_classes: bool) -> Tensor:
-    """Group ids [B] of a batch, `UNCOUNTED` for an example of class -100, which counts in no mean.
+def ids_that_count(group_ids: Tensor, labels: Any, head: Head) -> Tensor:
+    """Group ids [B] of a batch, `UNCOUNTED` for an example without a label, which counts in no mean.
 
     Args:
         group_ids: [B].
         labels: of the batch.
-        has_classes: whether integer labels are classes.
+        head: tells which examples have one.
 
     Raises:
         ValueError: targets on the host that are NaN or infinite, which would spoil all parameters.
@@ -126,6 +127,4 @@ def ids_that_count(group_ids: Tensor, labels: Any, has_classes: bool) -> Tensor:
                 "the training set."
             )
         return group_ids
-    if not has_classes:
-        return group_ids
-    return group_ids.masked_fill(~is_labelled(labels).to(group_ids.device), UNCOUNTED)
+    return group_ids.masked_fill(~head.labelled(labels).to(group_ids.device), UNCOUNTED)

@@ -9,8 +9,9 @@ from torch import nn
 from hf_cgd.data.attached import rows_tell
 from hf_cgd.data.columns import Column
 from hf_cgd.models.example_losses import CLASSIFICATION
+from hf_cgd.models.heads import Head
 from hf_cgd.models.labels import LabelChecks, require_same_classes
-from hf_cgd.models.outputs import declared_problem_type, num_outputs_of
+from hf_cgd.models.outputs import declared_problem_type
 from hf_cgd.trainer.sample import Sample
 
 
@@ -23,15 +24,23 @@ class LabelSetup:
         columns: names that labels may have, the first found is read.
         renamed: see `GroupSetup.renamed`.
         own_loss: whether the user's loss gives the labels their meaning.
+        head: of the model. For one of tokens no columns are given, and there is nothing to check here.
     """
 
     def __init__(
-        self, model: nn.Module, sample: Sample, columns: Sequence[str], renamed: Mapping[str, str], own_loss: bool
+        self,
+        model: nn.Module,
+        sample: Sample,
+        columns: Sequence[str],
+        renamed: Mapping[str, str],
+        own_loss: bool,
+        head: Head,
     ) -> None:
         self._sample = sample
         self.columns = tuple(dict.fromkeys(columns))
-        self.outputs = num_outputs_of(model)
-        if self.outputs is None and getattr(model, "config", None) is not None:
+        self._of_tokens = head.of_tokens
+        self.outputs = head.num_outputs(model)
+        if self.outputs is None and not head.of_tokens and getattr(model, "config", None) is not None:
             self.outputs = sample.outputs_of(model, renamed)
         self.declared = declared_problem_type(model)
         self.checks = LabelChecks(self.outputs, self.declared, own_loss)
@@ -44,7 +53,7 @@ class LabelSetup:
     @property
     def may_be_classes(self) -> bool:
         """Whether the model declares nothing else."""
-        return self.declared in (None, CLASSIFICATION)
+        return self.declared in (None, CLASSIFICATION) and not self._of_tokens
 
     def column_in(self, read: Mapping[str, Column]) -> str | None:
         """Name of the labels among columns that were read."""

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
 
+from hf_cgd.data.weight_sampling import DrawnGroups, steps_ahead
 from hf_cgd.gradients import needs_static_shapes
+from hf_cgd.models.heads import ExampleHead, head_of
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import BesideBatches, without
-from hf_cgd.trainer.forward import may_have_classes
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIdsCollator
 
@@ -33,6 +34,8 @@ class GroupDataTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self._beside = BesideBatches()
         """Group ids and example weights of the batches of the step in progress."""
+        self._drawn: DrawnGroups | None = None
+        """What drawing by weights remembers; None where groups are not drawn so."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -69,13 +72,13 @@ class GroupDataTrainer(Trainer):
     def _for_device(self, collator: Any) -> Any:
         """The training collator, with what can be told of a batch only before it goes to the device."""
         assert self.model is not None
-        has_classes, name = may_have_classes(self.model), self._setup.label_name
+        head, names = head_of(self.model), self._setup.label_names
         if needs_static_shapes(self.args.device):
-            is_read = has_classes and self.group_objective.reads
-            return AllLabelledCollator(collator, name, self.group_objective.name) if is_read else collator
+            is_read = isinstance(head, ExampleHead) and head.has_classes and self.group_objective.reads
+            return AllLabelledCollator(collator, names[0], self.group_objective.name) if is_read else collator
         if self.args.device.type == "cpu":
             return collator
-        return HostIdsCollator(collator, self._setup.key, name, has_classes)
+        return HostIdsCollator(collator, self._setup.key, names, head)
 
     @contextmanager
     def _keeping_ids(self, dataset: Any, is_training: bool) -> Iterator[None]:
@@ -106,8 +109,28 @@ class GroupDataTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         self._asked_for_sampler = True
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        sampler = self._setup.sampler(self._train_batch_size, seed, self.args.dataloader_drop_last)
+        self._drawn = self._memory_of_draws()
+        # With split_batches a batch of the loader is one of all processes.
+        sharers = 1 if self.accelerator.split_batches else self.accelerator.num_processes
+        batches = self.args.gradient_accumulation_steps * sharers
+        sampler = self._setup.sampler(
+            self._train_batch_size, seed, self.args.dataloader_drop_last, batches, self._drawn
+        )
         return super()._get_train_sampler(train_dataset) if sampler is None else sampler
+
+    def _memory_of_draws(self) -> DrawnGroups | None:
+        """What drawing by weights remembers, for the loader as it is now; None where groups are not drawn so."""
+        groups = self._setup.groups
+        if groups is None or not self._setup.draws_by_weight:
+            return None
+        memory, args = self._drawn, self.args
+        if memory is None or memory.num_groups != len(groups):
+            memory = DrawnGroups(len(groups))
+            memory.begin(self.group_objective.initial_weights(groups.counts_tensor()), follows=False)
+        memory.ahead = steps_ahead(
+            args.gradient_accumulation_steps, args.dataloader_num_workers, args.dataloader_prefetch_factor
+        )
+        return memory
 
     def _require_that_groups_were_sampled(self) -> None:
         """Raise a ValueError where a subclass builds the loader or the sampler itself and `group_sampling` is set."""

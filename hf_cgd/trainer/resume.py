@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
+from hf_cgd.data.weight_sampling import DrawnGroups
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.robust_loss.state import LossState
@@ -65,13 +66,18 @@ class RunState:
         return found
 
     def begin(
-        self, build_loss: Callable[[], GroupRobustLoss | None], args: TrainingArguments, state: TrainerState
+        self,
+        build_loss: Callable[[], GroupRobustLoss | None],
+        args: TrainingArguments,
+        state: TrainerState,
+        drawn: DrawnGroups | None = None,
     ) -> tuple[GroupRobustLoss | None, GroupLog | None]:
         """The loss and the log of a run, with the checkpoint's state where the run is resumed.
 
         Args:
             build_loss: builds the loss on the model as it is now; None without groups.
             args, state: those of the Trainer; the state is the checkpoint's.
+            drawn: what drawing by weights remembers; None where groups are not drawn so.
 
         Raises:
             ValueError: the checkpoint has no group state, or that of other groups or another objective.
@@ -83,8 +89,11 @@ class RunState:
         robust_loss = build_loss()
         if robust_loss is None:
             return None, None
+        if drawn is not None:
+            assert robust_loss.alpha is not None
+            drawn.begin(robust_loss.alpha)
         if state.global_step > 0:
-            self._restore(robust_loss, entry)
+            self._restore(robust_loss, entry, drawn)
         folder = args.output_dir if state.is_world_process_zero else None
         return robust_loss, GroupLog(
             folder,
@@ -94,10 +103,17 @@ class RunState:
             robust_loss.objective.has_weights,
         )
 
-    def _restore(self, robust_loss: GroupRobustLoss, entry: Mapping[str, Any] | None) -> None:
+    def _restore(
+        self, robust_loss: GroupRobustLoss, entry: Mapping[str, Any] | None, drawn: DrawnGroups | None
+    ) -> None:
         saved = None if entry is None else entry["attributes"]["saved"]
         if saved is not None:
             robust_loss.load_state_dict(saved, self._tensors(robust_loss.objective))
+            if drawn is not None:
+                assert robust_loss.alpha is not None
+                names = list(saved["groups"]["names"])
+                order = [names.index(name) for name in robust_loss.groups.names]
+                drawn.load_state_dict(saved["drawn"], order, robust_loss.alpha)
         elif robust_loss.objective.has_weights or robust_loss.objective.reads:
             raise ValueError(
                 "The checkpoint holds no group weights or counters: it was not written by a GroupRobustTrainer with "
@@ -116,14 +132,20 @@ class RunState:
         return load_file(path)
 
 
-def saved_entry(robust_loss: GroupRobustLoss | None, of_steps: LossState | None = None) -> dict[str, Any]:
+def saved_entry(
+    robust_loss: GroupRobustLoss | None, of_steps: LossState | None = None, drawn: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Our entry in `trainer_state.json`, in the form that the Trainer wants.
 
     Args:
         robust_loss: that of the run, None for none.
         of_steps: its state to be saved, None for the present one.
+        drawn: what drawing by weights remembers; None where groups are not drawn so.
     """
-    return {"args": {}, "attributes": {"saved": None if robust_loss is None else robust_loss.state_dict(of_steps)}}
+    saved = None if robust_loss is None else robust_loss.state_dict(of_steps)
+    if saved is not None and drawn is not None:
+        saved["drawn"] = drawn
+    return {"args": {}, "attributes": {"saved": saved}}
 
 
 def save_tensors(robust_loss: GroupRobustLoss, of_steps: LossState, folder: str, is_main_process: bool) -> None:
@@ -151,5 +173,9 @@ def tell_sampler(loader: Any, args: TrainingArguments, state: TrainerState) -> N
     while sampler is not None:
         if hasattr(sampler, "set_epoch"):
             steps = max(1, math.ceil(len(loader) / args.gradient_accumulation_steps))
-            sampler.set_epoch(state.global_step // steps)
+            epoch = state.global_step // steps
+            sampler.set_epoch(epoch)
+            if hasattr(sampler, "set_first_step"):
+                # A resumed run passes over the batches of the epoch's first steps, unless told to ignore them.
+                sampler.set_first_step(state.global_step if args.ignore_data_skip else epoch * steps)
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)

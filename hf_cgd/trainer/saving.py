@@ -41,8 +41,9 @@ class GroupCheckpointTrainer(GroupDataTrainer):
 
     def group_state(self) -> dict[str, Any]:
         """What a checkpoint holds of the groups: the state after the last completed step."""
-        loss = self.robust_loss
-        return saved_entry(loss, None if loss is None else self._step_start.state_of(loss, self.state.global_step))
+        loss, step = self.robust_loss, self.state.global_step
+        drawn = None if self._drawn is None else self._drawn.state_dict(step)
+        return saved_entry(loss, None if loss is None else self._step_start.state_of(loss, step), drawn)
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with self._step_start.put_back(self.state.global_step):

@@ -13,7 +13,8 @@ from hf_cgd.metrics import GroupReport, is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
 from hf_cgd.metrics.diagnosis import GroupDiagnosis
 from hf_cgd.metrics.values import without_arrays
-from hf_cgd.models.outputs import class_names_of, logits_of
+from hf_cgd.models.heads import ExampleHead, Head
+from hf_cgd.models.outputs import class_names_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
@@ -22,7 +23,7 @@ from hf_cgd.trainer.diagnosis import STEPS, diagnose
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
-from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in, may_have_classes
+from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog, condensed
 from hf_cgd.trainer.host_ids import HostIds
@@ -30,6 +31,7 @@ from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.notebook import with_short_tables
 from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.pushing import PushingTrainer
+from hf_cgd.trainer.reference_losses import Given, ReferenceLosses, column_of, reference_of
 from hf_cgd.trainer.resume import RunState
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
@@ -53,6 +55,8 @@ class GroupRobustTrainer(
         groups: groups and counts of the training set; needed for streams, which cannot be counted.
         group_metrics: metrics by name, each a function of (predictions, labels), an `evaluate` metric or a
             `GroupMetric`: reported as `<name>`, `group_<name>/<group>` and `worst_group_<name>`.
+        reference_losses: what group weights see the training losses in excess of (Group-DRO, CGD): a column, a number
+            for each group by name, or a model; None for what a `GroupRobustConfig` says. See `ReferenceLosses`.
 
     Raises:
         ValueError: before the first step, for whatever of the data, the options or the model does not fit together.
@@ -65,6 +69,7 @@ class GroupRobustTrainer(
         group_column: str | list[str] | None = None,
         groups: GroupInfo | None = None,
         group_metrics: Mapping[str, Any] | None = None,
+        reference_losses: Given | None = None,
         **kwargs: Any,
     ) -> None:
         self._own_metrics = as_group_metrics(group_metrics)
@@ -74,7 +79,11 @@ class GroupRobustTrainer(
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())
         self._given_objective = objective
-        self._set_up = partial(GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups)
+        self._given_reference = reference_losses
+        self._set_up = partial(
+            GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups,
+            reference_column=column_of(reference_losses, options),
+        )  # fmt: skip
         self._engine_choice = EngineChoice(self.args)
         self._run_state = RunState()
         self._batches_left = 0
@@ -116,6 +125,21 @@ class GroupRobustTrainer(
         loss = self.robust_loss
         return None if loss is None or loss.interactions is None else loss.interactions.cosines
 
+    def mixture(self) -> dict[str, float]:
+        """Mean weight of each group over the optimizer steps so far, by name; they sum to 1.
+
+        As in DoReMi these are the proportions to draw the groups' examples in for another, larger run: give them to
+        `datasets.interleave_datasets(probabilities=...)`. Weights on group means and draws in their proportion have
+        the same expected loss. Raises a ValueError for an objective without group weights.
+        """
+        mean = None if self.robust_loss is None else self.robust_loss.mean_alpha
+        if self.groups is None or mean is None:
+            raise ValueError(
+                f"mixture() needs group weights: objective={self.group_objective.name!r} has none, or there are no "
+                "training groups. Use 'group_dro' or 'cgd' with a group_column."
+            )
+        return dict(zip(self.groups.names, (mean / mean.sum()).tolist(), strict=True))
+
     def group_report(self, metric_key_prefix: str = "eval") -> GroupReport:
         """The table of groups: training count, weight, and how each fares on the evaluation set.
 
@@ -153,7 +177,7 @@ class GroupRobustTrainer(
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
         self._require_that_groups_were_sampled()
-        self.robust_loss, self._group_log = self._run_state.begin(self._build_loss, self.args, self.state)
+        self.robust_loss, self._group_log = self._run_state.begin(self._build_loss, self.args, self.state, self._drawn)
         self._engine_choice.log_run(self.robust_loss, self._network)
 
     def begin_epoch(self) -> None:
@@ -173,7 +197,7 @@ class GroupRobustTrainer(
             for batch in batches:
                 self._examine(batch)
         beside = [self._beside.find(batch) for batch in batches]
-        labels = [batch.get(self.label_names[0]) for batch in batches]
+        labels = [self._head.labels_in(batch, self.label_names) for batch in batches]
         if self.robust_loss is not None and not self._uses_parent_loss:
             ids = [self._ids_of(taken, own) for taken, own in zip(beside, labels, strict=True)]
             known = [part for part in ids if part is not None]
@@ -199,7 +223,7 @@ class GroupRobustTrainer(
         The group weights move here, before the parameters do, once per optimizer step.
         """
         inputs, beside = self._split(inputs)
-        labels = labels_in(inputs, self.label_names[0])
+        labels = labels_in(inputs, self.label_names, self._head)
         trains = model.training and torch.is_grad_enabled()
         robust_loss = self.robust_loss if trains else None
         group_ids = None if robust_loss is None else self._ids_of(beside, labels)
@@ -211,24 +235,26 @@ class GroupRobustTrainer(
         if self._uses_parent_loss:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             with torch.no_grad():
-                scores = logits_of(outputs, after_loss=True)
-                self._seen = SeenBatch(self._losses_of_examples(scores, labels), scores)
+                scores = self._head.scores_of(outputs, after_loss=True)
+                self._seen = SeenBatch(self._losses_of_examples(scores, labels), scores, labels)
             if robust_loss is not None and group_ids is not None:
                 robust_loss.record(self._seen.losses, group_ids, self.accelerator.sync_gradients)
         else:
-            if not self._forward.requires(self.label_names[0]):
-                del inputs[self.label_names[0]]
+            inputs = self._forward.inputs_of(inputs, labels, self._network, self.label_names)
             if robust_loss is not None:
                 self._setup.require_ids(group_ids, inputs)
 
+            weighed = trains and self._example_weights.are_set
+
             def seen(outputs: Any, labels: Tensor) -> Tensor:
                 losses = self._losses_of_examples(outputs, labels, num_items_in_batch)
-                self._seen = None if trains else SeenBatch(losses, logits_of(outputs))
-                if trains and self._example_weights.are_set:
+                self._seen = None if trains else SeenBatch(losses, self._head.scores_of(outputs), labels)
+                if weighed:
                     return self._example_weights.weighed(losses, labels, beside, self._setup.key)
                 return losses
 
-            loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen)
+            reference = self._reference_losses(inputs, labels, beside) if trains else None
+            loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen, weighed, reference)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -248,10 +274,17 @@ class GroupRobustTrainer(
         if not of_groups:
             logs.update({name: value for name, value in shown.items() if name not in logs})
 
-    def note_step(self) -> None:
-        """Called after a step that the log will have no entry of."""
-        if self.robust_loss is not None and self._group_log is not None:
+    def note_step(self, is_logged: bool) -> None:
+        """Called after a step, with whether the log will have an entry of it."""
+        if self._drawn is not None and self.robust_loss is not None and self.robust_loss.alpha is not None:
+            self._drawn.note(self.state.global_step, self.robust_loss.alpha)
+        if self.robust_loss is not None and self._group_log is not None and not is_logged:
             self._group_log.note(self.robust_loss, self.state.global_step)
+
+    def end_run(self) -> None:
+        """Called when no step will follow."""
+        if self._drawn is not None:
+            self._drawn.follows = False
 
     def require_objective_used(self) -> None:
         """Called before an optimizer step."""
@@ -269,13 +302,13 @@ class GroupRobustTrainer(
 
     @property
     def _uses_parent_loss(self) -> bool:
-        weighs, alone = self._example_weights.are_set, self.accelerator.num_processes
-        return not weighs and self._forward.left_to_the_trainer(alone, self.compute_loss_func)
+        as_usual, alone = self._example_weights.leave_the_mean, self.accelerator.num_processes
+        return as_usual and self._forward.left_to_the_trainer(alone, self.compute_loss_func)
 
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
-        is_known = inputs.get(self.label_names[0]) is None or self._example_weights.are_set
-        if is_known:
+        labels = self._head.labels_in(inputs, self.label_names)
+        if labels is None or not self._example_weights.leave_the_mean:
             return
         if self.accelerator.distributed_type not in EXAMINED:
             self._forward.leave_unexamined(self._network, self.compute_loss_func)
@@ -284,13 +317,33 @@ class GroupRobustTrainer(
             self._forward.examine(
                 self._network,
                 self._prepare_inputs(inputs),
-                self.label_names[0],
+                self._prepare_input(labels),
                 self.accelerator.num_processes,
                 self.compute_loss_func,
             )
 
     def _ids_of(self, beside: Mapping[str, Any], labels: Any) -> Tensor | None:
-        return self._host_ids.of(beside, self._setup.key, labels, may_have_classes(self._network))
+        return self._host_ids.of(beside, self._setup.key, labels, self._head)
+
+    @property
+    def _head(self) -> Head:
+        return self._forward.head
+
+    def _reference_losses(self, inputs: dict[str, Any], labels: Tensor, beside: Mapping[str, Any]) -> Tensor | None:
+        """Reference loss of each example of a training batch [B], weighed as its own loss is; None for none."""
+        if self._reference is None:
+            return None
+        forward, own = self._forward, self.compute_loss_func
+        found = self._reference.of(
+            inputs,
+            labels,
+            beside,
+            self._setup.key,
+            lambda outputs, given, net: forward.losses(outputs, given, net, own),
+        )
+        if self._example_weights.are_set:
+            found = self._example_weights.weighed(found, labels, beside, self._setup.key)
+        return found
 
     def _losses_of_examples(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)
@@ -310,13 +363,22 @@ class GroupRobustTrainer(
         self._read_groups()
         trains = self.groups is not None
         self._forward = GroupForward(self._network, self.group_objective, self.args, trains, self._own_loss)
-        self._forward.may_be_shares = self._setup.labels.may_be_shares
+        if isinstance(self._head, ExampleHead):
+            self._head.may_be_shares = self._setup.labels.may_be_shares
         self._example_weights = self._engine_choice.example_weights(
-            self.group_objective, self._setup, self.accelerator
+            self.group_objective, self._setup, self.accelerator, self._forward
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
+        self._reference: ReferenceLosses | None = None
+        if objective is None:
+            # A probe looks at the losses themselves.
+            options = options_of(self.args)
+            self._reference = reference_of(
+                self._given_reference, options, self.groups, self.train_dataset, self._network
+            )
+        clip = None if self._reference is None else self._reference.clip
         build, chosen = self._engine_choice.build_loss, self.group_objective
-        return None if self.groups is None else build(chosen, self.groups, self._network, self.accelerator)
+        return None if self.groups is None else build(chosen, self.groups, self._network, self.accelerator, clip)
 
     def _load_callback_state(self) -> None:
         super()._load_callback_state()

@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from tiny import parameters_of, text_dataset, tiny_distilbert
+from tiny_tokens import tiny_model, token_dataset
+from transformers import TrainerCallback
 
 import hf_cgd.distributed.communication
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
@@ -26,6 +29,7 @@ GLOBAL_BATCH = 12
 UNEVEN: dict[str, Any] = {"rows": 57, "accelerator_config": {"even_batches": False}}
 """The last of five batches has 9 rows: 6 and 3 on two processes, 4, 4 and 1 on three."""
 CGD: dict[str, Any] = {"objective": "cgd", "step_size": 0.5}
+CONSTANTS = {"0": 0.5, "1": 0.6, "2": 0.7, "3": 0.68}
 WEIGHED: dict[str, Any] = {"class_weights": [0.5, 3.0], "example_weight_column": "importance"}
 CASES: dict[str, dict[str, Any]] = {
     "erm": {"objective": "erm"},
@@ -56,6 +60,19 @@ CASES: dict[str, dict[str, Any]] = {
     "erm unlabelled": {"objective": "erm", "unlabelled": range(30, 36)},
     "group_dro unlabelled": {"objective": "group_dro", "step_size": 0.5, "unlabelled": range(28, 36)},
     "cgd unlabelled": {**CGD, "unlabelled": [3, 4, 30, 31, 33, 50]},
+    "group_dro excess": {"objective": "group_dro", "step_size": 0.5, "reference_losses": "importance", **UNEVEN},
+    "cgd excess": {**CGD, "micro_batches": 2, "weight_timing": "next", "reference_losses": CONSTANTS},
+    "erm tokens": {"objective": "erm", "tokens": "gpt2"},
+    "erm tokens accumulated": {"objective": "erm", "tokens": "gpt2", "micro_batches": 2},
+    "cgd tokens": {**CGD, "tokens": "gpt2", "group_unit": "token"},
+    "cgd tokens accumulated": {
+        **CGD,
+        "tokens": "gpt2",
+        "group_unit": "token",
+        "micro_batches": 2,
+        "weight_timing": "next",
+    },
+    "cgd rows of tokens": {**CGD, "tokens": "masked"},
     "cgd reduce-scattered": {**CGD, "backend": "another"},
     "cgd all-reduced": {**CGD, "backend": "without"},
 }
@@ -114,17 +131,22 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     """Train one of `CASES`; the result is JSON-ready."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     changes = dict(CASES[name])
-    rows, unlabelled = changes.pop("rows", 60), changes.pop("unlabelled", ())
+    rows, unlabelled, tokens = changes.pop("rows", 60), changes.pop("unlabelled", ()), changes.pop("tokens", None)
     collectives = Collectives(changes.pop("backend", "gloo"))
     args = arguments(output_dir, world, **changes)
-    data = text_dataset(rows).remove_columns("group").add_column("group", groups_of_rows(rows))
-    data = data.add_column("importance", [0.5 + row % 5 for row in range(rows)])
-    labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]
-    data = data.remove_columns("labels").add_column("labels", labels)
+    data = token_dataset(tokens, rows) if tokens else text_dataset(rows)
+    data = data.remove_columns("group").add_column("group", groups_of_rows(rows))
+    data = data.add_column("importance", [0.5 + row % 5 / (1 if "weighed" in name else 10) for row in range(rows)])
+    if unlabelled:
+        labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]
+        data = data.remove_columns("labels").add_column("labels", labels)
     original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]
     try:
         trainer = GroupRobustTrainer(
-            tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3)
+            tiny_model(tokens) if tokens else tiny_distilbert(),
+            args,
+            train_dataset=data,
+            eval_dataset=None if tokens else text_dataset(7, groups=3),
         )
         collectives.calls.clear()
         trainer.train(resume_from_checkpoint=resume_from)
@@ -175,6 +197,16 @@ class Indices(torch.utils.data.Dataset):
         return self.data[int(index)]
 
 
+class AfterEachStep(TrainerCallback):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.function()
+
+
 def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
     """Which rows this process reads, in a run of several epochs and in one that is resumed within an epoch."""
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
@@ -183,6 +215,7 @@ def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
         args = arguments(
             output_dir, world, objective="group_dro", group_sampling=sampling, train_sampling_strategy="random",
             max_steps=SAMPLED_STEPS, save_strategy="steps" if resume_from is None else "no", save_steps=SAVED_STEP,
+            step_size=30.0 if sampling == "weights" else None,
         )  # fmt: skip
         data = Indices()
         trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data)
@@ -191,8 +224,10 @@ def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
         np.random.seed(rank)
         torch.manual_seed(rank)
         data.read.clear()
+        after = [trainer.group_weights.tolist()]
+        trainer.add_callback(AfterEachStep(lambda: after.append(trainer.group_weights.tolist())))  # noqa: B023
         trainer.train(resume_from_checkpoint=resume_from)
-        result[kind] = {"read": list(data.read), "weights": trainer.group_weights.tolist()}
+        result[kind] = {"read": list(data.read), "weights": trainer.group_weights.tolist(), "after": after}
     return result
 
 
@@ -213,7 +248,7 @@ if __name__ == "__main__":
     results: dict[str, Any] = {case: run_case(case, str(folder / case)) for case in cases}
     checkpoint = str(source / "cgd momentum" / "checkpoint-3")
     results["resumed"] = run_case("cgd momentum", str(folder / "resumed"), checkpoint)
-    for kind in ("none", "balanced", "weighted") if len(cases) == len(CASES) else ("balanced",):
+    for kind in ("none", "balanced", "weighted", "weights") if len(cases) == len(CASES) else ("balanced",):
         results[kind] = run_sampling(kind, str(folder / kind))
     results["many groups"] = run_many_groups(str(folder / "many"))
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))

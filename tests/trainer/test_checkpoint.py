@@ -45,7 +45,7 @@ def checkpoint(run: GroupRobustTrainer, step: int) -> Path:
     return Path(run.args.output_dir) / f"checkpoint-{step}"
 
 
-@pytest.mark.parametrize("sampling", ["none", "balanced", "weighted"])
+@pytest.mark.parametrize("sampling", ["none", "balanced", "weighted", "weights"])
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_resume_is_bit_equal_to_the_uninterrupted_run(trainer: Build, sampling: str, accumulation: int) -> None:
     changes = {**SAVES, "group_sampling": sampling, "gradient_accumulation_steps": accumulation}
@@ -74,10 +74,11 @@ def test_resume_is_bit_equal_to_the_uninterrupted_run(trainer: Build, sampling: 
     assert logs[0] == logs[1]
 
 
-def test_resume_with_true_and_without_skipping_data(trainer: Build) -> None:
-    straight = trainer({**SAVES, "group_sampling": "balanced", "ignore_data_skip": True})
+@pytest.mark.parametrize("sampling", ["balanced", "weights"])
+def test_resume_with_true_and_without_skipping_data(trainer: Build, sampling: str) -> None:
+    straight = trainer({**SAVES, "group_sampling": sampling, "ignore_data_skip": True})
     straight.train()
-    resumed = trainer({**SAVES, "group_sampling": "balanced", "ignore_data_skip": True, "max_steps": 9})
+    resumed = trainer({**SAVES, "group_sampling": sampling, "ignore_data_skip": True, "max_steps": 9})
     resumed.train(resume_from_checkpoint=True)
     assert resumed.robust_loss.updates == 9
 

@@ -1,0 +1,126 @@
+"""Data that trl's SFTTrainer prepares: masks of its own, groups kept, packing within a group; and what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from datasets import ClassLabel, Dataset
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, TrainingArguments
+
+from hf_cgd.trainer.sft_data import prepare_sft
+
+pytest.importorskip("trl", reason="trl is an extra: pip install 'hf-cgd[trl]'")
+
+CHAT = (
+    "{% for m in messages %}{{ m['role'] }}: {% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}<eos>"
+    "{% endgeneration %}{% else %}{{ m['content'] }} {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    inner = Tokenizer(models.BPE(unk_token="<unk>"))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    inner.train_from_iterator(
+        ["the cat sat on a mat user assistant"],
+        trainers.BpeTrainer(
+            vocab_size=280, special_tokens=["<pad>", "<eos>", "<unk>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        ),
+    )  # fmt: skip
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    wrapped.chat_template = CHAT
+    return wrapped
+
+
+def chats() -> Dataset:
+    said = [("where", "on a mat"), ("who", "the cat"), ("what", "sat"), ("where", "the mat")]
+    return Dataset.from_list(
+        [
+            {
+                "messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}],
+                "source": "ab"[row % 2],
+            }
+            for row, (q, a) in enumerate(said)
+        ]
+    )
+
+
+def counted(tokenizer: Any, row: dict[str, Any]) -> str:
+    kept = [token for token, label in zip(row["input_ids"], row["labels"], strict=True) if label != -100]
+    assert kept == [label for label in row["labels"] if label != -100]
+    return tokenizer.decode(kept)
+
+
+def test_only_the_assistants_turns_count_and_groups_stay(tokenizer: Any) -> None:
+    data = prepare_sft(chats(), tokenizer, "source", chats(), assistant_only_loss=True, max_length=64)
+    said = ["on a mat<eos>", "the cat<eos>", "sat<eos>", "the mat<eos>"]
+    for prepared in (data.train_dataset, data.eval_dataset):
+        assert prepared["source"][:] == ["a", "b", "a", "b"]
+        assert [counted(tokenizer, row).strip() for row in prepared] == said
+    batch = data.data_collator([data.train_dataset[row] for row in range(2)])
+    lengths = [len(data.train_dataset[row]["input_ids"]) for row in range(2)]
+    assert batch["attention_mask"].sum(dim=1).tolist() == lengths
+    assert batch["labels"].shape == batch["input_ids"].shape
+
+
+def test_only_completions_count(tokenizer: Any) -> None:
+    rows = [
+        {"prompt": "the", "completion": " cat", "source": "a"},
+        {"prompt": "a", "completion": " mat", "source": "b"},
+    ]
+    data = prepare_sft(Dataset.from_list(rows), tokenizer, ["source"])
+    assert [counted(tokenizer, row) for row in data.train_dataset] == [" cat<eos>", " mat<eos>"]
+    both = prepare_sft(Dataset.from_list(rows), tokenizer, "source", completion_only_loss=False)
+    assert [counted(tokenizer, row) for row in both.train_dataset] == ["the cat<eos>", "a mat<eos>"]
+
+
+def test_each_group_is_packed_by_itself(tokenizer: Any) -> None:
+    texts = ["the cat sat", "a mat", "on a mat sat the cat", "sat", "cat"]
+    raw = Dataset.from_dict({"text": texts, "source": [0, 1, 0, 1, 1]}).cast_column(
+        "source", ClassLabel(names=["x", "y"])
+    )
+    data = prepare_sft(raw, tokenizer, "source", raw, packing=True, packing_strategy="wrapped", max_length=6)
+    alone = prepare_sft(raw, tokenizer, "source").train_dataset
+    for packed in (data.train_dataset, data.eval_dataset):
+        assert packed.features["source"] == raw.features["source"]
+        for group in range(2):
+            rows = [row for row in packed if row["source"] == group]
+            assert all(len(row["input_ids"]) == 6 for row in rows[:-1])
+            tokens = [token for row in rows for token in row["input_ids"]]
+            assert tokens == [token for row in alone if row["source"] == group for token in row["input_ids"]]
+    batch = data.data_collator([data.train_dataset[0], data.train_dataset[1]])
+    assert batch["input_ids"].shape == (2, 6) and bool((batch["attention_mask"] == 1).all())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"padding_free": True}, "padding_free=True makes one row of a whole batch"),
+        ({"packing": True}, "packing_strategy='bfd' makes one row.*Use packing_strategy='wrapped'"),
+        ({"packing": True, "packing_strategy": "bfd_split"}, "packing_strategy='bfd_split'"),
+    ],
+)
+def test_rows_that_are_no_examples_are_refused(tokenizer: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare_sft(chats(), tokenizer, "source", **options)
+
+
+def test_what_else_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"train_dataset has no column \['origin'\]"):
+        prepare_sft(chats(), tokenizer, "origin")
+    with pytest.raises(ValueError, match="eval_dataset has no column"):
+        prepare_sft(chats(), tokenizer, "source", chats().remove_columns("source"))
+    with pytest.raises(ValueError, match="needs a tokenizer, got object"):
+        prepare_sft(chats(), object(), "source")  # type: ignore[arg-type]
+
+
+def test_a_config_that_was_made_before_keeps_its_precision_and_device(tokenizer: Any, tmp_path: Any) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    device, known = args.device, dict(AcceleratorState._shared_state)
+    prepare_sft(chats(), tokenizer, "source")
+    assert dict(AcceleratorState._shared_state) == known
+    assert args.device == device == torch.device("cpu")
