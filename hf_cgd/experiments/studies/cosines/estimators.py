@@ -32,7 +32,7 @@ class Statistics:
     @property
     def gradients(self) -> Tensor:
         """[..., K, P], of the mean losses of the groups."""
-        shares = self.sizes / self.sizes.sum(dim=-1, keepdim=True)
+        shares = self.sizes / self.sizes.sum(dim=-1, keepdim=True).clamp_min(1)
         return (self.halves * shares[..., None]).sum(dim=-2)
 
 
