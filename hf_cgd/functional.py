@@ -163,9 +163,7 @@ def cgd_exponents(
     if not consensus:
         cosines = _with_self_shares(cosine_gram(gram), gram, self_products)
     elif self_products is None:
-        raise ValueError(
-            "consensus=True needs self_products, the inner products of two halves of each group's examples."
-        )
+        raise ValueError("consensus=True needs self_products: inner products of two halves of each group's examples.")
     else:
         cosines = consensus_cosines(gram, self_products, present)
     scaled = losses**exponent

@@ -97,7 +97,7 @@ class CGD(AdaptiveObjective):
 
     @property
     def statistics(self) -> frozenset[Statistic]:
-        """Losses and inner products, and what `self_term`, `cross_terms` and `interaction_momentum` need beside them."""
+        """Losses and inner products, and what `self_term`, `cross_terms` and `interaction_momentum` need besides."""
         found: set[Statistic] = {"losses", "gram"}
         if self.self_term == "split_half" or self.cross_terms == "consensus":
             found.add("self_products")

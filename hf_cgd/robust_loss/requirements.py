@@ -88,8 +88,9 @@ def _require_late_gradients_to_do(objective: Objective, weight_timing: str) -> N
         )
     if "self_products" in objective.statistics:
         raise ValueError(
-            "Tensor hooks see the gradients of whole groups only, but self_term='split_half' and cross_terms='consensus' "
-            "want those of halves: expected neither. Leave both unset, or train without sharding (DDP)."
+            "Tensor hooks see the gradients of whole groups only, but self_term='split_half' and "
+            "cross_terms='consensus' want those of halves: expected neither. Leave both unset, or train without "
+            "sharding (DDP)."
         )
     if not objective.linear_in_losses:
         raise ValueError(

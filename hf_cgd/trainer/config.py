@@ -66,8 +66,8 @@ class GroupOptions:
         "examples, for small batches."
     )
     cross_terms: CrossTerms | None = _option(
-        "CGD: 'all' counts the cosines with other groups in full (default); 'consensus' as far as the other groups agree "
-        "with one another: CGD where a group stands apart, Group-DRO elsewhere."
+        "CGD: 'all' counts the cosines with other groups in full (default); 'consensus' as far as the other groups "
+        "agree with one another: CGD where they do, Group-DRO where they do not."
     )
     absent_groups: AbsentGroups | None = _option(
         "Groups without examples in a step: 'frozen' keeps their weight (default), 'zero_loss' is the older way."

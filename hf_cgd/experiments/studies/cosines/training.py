@@ -178,7 +178,8 @@ def train(
         task: what on.
         methods: how the weights move.
         step_sizes: of the weights; 0 leaves them equal, so that all estimators see the same path.
-        orders: [S, T, B] examples of the T steps.
+        orders: [S, T, B] examples of the T steps. Of methods with averages, only "gradient average" and those without
+            any know what to do where a batch lacks a group.
         learning_rate, weight_decay: of SGD.
 
     Returns:
