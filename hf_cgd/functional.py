@@ -197,29 +197,28 @@ def consensus_cosines(gram: Tensor, self_products: Tensor, present: Tensor | Non
     With s_i = `self_shares`, at least `SMALLEST_SIGNAL`, and the noise taken out of the norms,
 
         c_ij = cos(g_i, g_j) / sqrt(s_i s_j)
-        A_i = mean of c_jk over the pairs of present groups j, k other than i, each within [-1, 1]; at least 0
+        A_i = mean of c_jk over the pairs of groups j, k other than i, each within [-1, 1]; at least 0
         row i: A_i c_ij at j, and 1 - A_i (1 - s_i) at i itself.
 
     A_i says how far the other groups agree with one another. Where they do not (A_i = 0; always with fewer than three
     groups) the exponent of group i is that of Group-DRO, its loss; where they wholly agree (A_i = 1) it is that of CGD
-    with split halves, whose cross terms noise does not shrink.
+    with split halves, whose cross terms noise does not shrink. A step that lacks a group cannot tell: there A_i = 0.
 
     Args:
         gram: [..., K, K] inner products of the group gradients.
         self_products: [..., K], see `self_shares`.
-        present: [..., K] booleans, None for all; an absent group agrees with nobody.
+        present: [..., K] booleans, None for all.
     """
     shares = self_shares(gram, self_products).clamp_min(SMALLEST_SIGNAL)
-    seen, lengths = cosine_gram(gram), shares.sqrt()
+    seen, lengths, groups = cosine_gram(gram), shares.sqrt(), gram.shape[-1]
     cosines = seen / (lengths[..., :, None] * lengths[..., None, :])
-    here = torch.ones_like(shares) if present is None else present.to(shares)
-    pairs = here[..., :, None] * here[..., None, :]
-    pairs = pairs - torch.diag_embed(pairs.diagonal(dim1=-2, dim2=-1))
-    agreements = cosines.clamp(-1, 1) * pairs
+    agreements = cosines.clamp(-1, 1)
+    agreements = agreements - torch.diag_embed(agreements.diagonal(dim1=-2, dim2=-1))
     # All pairs less those that i is in, on both sides of the diagonal.
-    sums = agreements.sum(dim=(-2, -1), keepdim=True)[..., 0] - 2 * agreements.sum(dim=-1)
-    numbers = pairs.sum(dim=(-2, -1), keepdim=True)[..., 0] - 2 * pairs.sum(dim=-1)
-    consensus = (sums / numbers.clamp_min(1)).clamp_min(0)
+    sums = agreements.sum(dim=(-2, -1))[..., None] - 2 * agreements.sum(dim=-1)
+    consensus = (sums / max(1, (groups - 1) * (groups - 2))).clamp_min(0)
+    if present is not None:
+        consensus = consensus * present.all(dim=-1, keepdim=True)
     own = seen.diagonal(dim1=-2, dim2=-1) * (1 - consensus * (1 - shares))
     crossed = consensus[..., None] * cosines
     return crossed + torch.diag_embed(own - crossed.diagonal(dim1=-2, dim2=-1))

@@ -56,7 +56,8 @@ class CGD(AdaptiveObjective):
             the other groups agree with one another, group by group (`hf_cgd.functional.consensus_cosines`). A group
             that stands against others which agree, as a noisy one does, is held down as under "split_half"; where the
             others do not agree either, as where each label has groups of its own, its loss alone counts, as under
-            Group-DRO (docs/reproduction.md). It halves groups and has a self term of its own.
+            Group-DRO (docs/reproduction.md). A step that lacks a group is one of Group-DRO, so that it wants batches
+            that hold all groups (`group_sampling="balanced"`). It halves groups and has a self term of its own.
 
     Raises:
         ValueError: a value outside its range, or a knob that the chosen form of the update does not use.
