@@ -28,13 +28,19 @@ def main(arguments: Sequence[str] | None = None) -> list[ChoiceResult]:
     parser.add_argument("--seeds", type=int, default=6, help="The first half choose step sizes, the others report.")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch_size", type=int, default=128)
+    parser.add_argument(
+        "--ordinary", action="store_true", help="Batches as the examples come, in place of ones balanced by group."
+    )
+    parser.add_argument("--first_seed", type=int, default=0, help="(default: 0)")
     options = parser.parse_args(arguments)
     results = []
     with readable_errors():
         if options.seeds < 2:
             raise ValueError(f"Half of the seeds choose and half report: expected 2 or more, got {options.seeds}.")
         for task, names in _tasks(options):
-            results.append(choice_study(task, options.seeds, options.steps, options.batch_size, names))
+            results.append(
+                choice_study(task, options.seeds, options.steps, options.batch_size, names, not options.ordinary)
+            )
             print(f"{choice_table(results[-1:])}\n\n{probe_table(results[-1:])}\n", flush=True)
     if len(results) > 1:
         print(choice_table(results))
@@ -42,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> list[ChoiceResult]:
 
 
 def _tasks(options: argparse.Namespace) -> Iterator[tuple[cosines.StudyTask, Sequence[str]]]:
-    seeds = range(options.seeds)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     if options.data == "simple":
         for name in options.settings or list(simple.SETTINGS):
             yield cosines.simple_task(name, seeds), simple.SETTINGS[name].groups

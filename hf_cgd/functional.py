@@ -142,6 +142,7 @@ def cgd_exponents(
     exponent: float = 0.5,
     present: Tensor | None = None,
     self_products: Tensor | None = None,
+    consensus: bool = False,
 ) -> Tensor:
     """Equation 5: sum_j (l_i l_j)^p cos(g_i, g_j), how much a step along group i's gradient lowers all losses.
 
@@ -151,11 +152,20 @@ def cgd_exponents(
         exponent: p >= 0.
         present: [K] booleans, None for all; an absent group does not count as j.
         self_products: see `self_shares`; None for cos(g_i, g_i) = 1, as in the paper.
+        consensus: take `consensus_cosines` for the cosines; needs `self_products`.
 
     Returns:
         [K].
+
+    Raises:
+        ValueError: `consensus` without `self_products`.
     """
-    cosines = _with_self_shares(cosine_gram(gram), gram, self_products)
+    if not consensus:
+        cosines = _with_self_shares(cosine_gram(gram), gram, self_products)
+    elif self_products is None:
+        raise ValueError("consensus=True needs self_products: inner products of two halves of each group's examples.")
+    else:
+        cosines = consensus_cosines(gram, self_products, present)
     scaled = losses**exponent
     interactions = scaled[:, None] * scaled[None, :] * cosines
     return _sum_over_present(interactions, present)
@@ -166,15 +176,52 @@ def gradient_exponents(gram: Tensor, *, present: Tensor | None = None, self_prod
     return _sum_over_present(_with_self_shares(gram, gram, self_products), present)
 
 
+SMALLEST_SIGNAL = 0.1
+"""`consensus_cosines`: the share of a squared norm that is never taken for noise."""
+
+
 def self_shares(gram: Tensor, self_products: Tensor) -> Tensor:
-    """Share of each squared norm <g_i, g_i> that is not noise: [K], within [0, 1].
+    """Share of each squared norm <g_i, g_i> that is not noise: [..., K], within [0, 1].
 
     Args:
-        gram: [K, K] inner products.
-        self_products: [K] estimates of <g_i, g_i> without the noise in it (`merge_halves`).
+        gram: [..., K, K] inner products.
+        self_products: [..., K] estimates of <g_i, g_i> without the noise in it (`merge_halves`).
     """
-    squares = gram.diagonal()
+    squares = gram.diagonal(dim1=-2, dim2=-1)
     return (self_products / squares.where(squares > 0, 1.0)).clamp(0, 1)
+
+
+def consensus_cosines(gram: Tensor, self_products: Tensor, present: Tensor | None = None) -> Tensor:
+    """What takes the place of the cosines in equation 5 under `CGD(cross_terms="consensus")`: [..., K, K].
+
+    With s_i = `self_shares`, at least `SMALLEST_SIGNAL`, and the noise taken out of the norms,
+
+        c_ij = cos(g_i, g_j) / sqrt(s_i s_j)
+        A_i = mean of c_jk over the pairs of groups j, k other than i, each within [-1, 1]; at least 0
+        row i: A_i c_ij at j, and 1 - A_i (1 - s_i) at i itself.
+
+    A_i says how far the other groups agree with one another. Where they do not (A_i = 0; always with fewer than three
+    groups) the exponent of group i is that of Group-DRO, its loss; where they wholly agree (A_i = 1) it is that of CGD
+    with split halves, whose cross terms noise does not shrink. A step that lacks a group cannot tell: there A_i = 0.
+
+    Args:
+        gram: [..., K, K] inner products of the group gradients.
+        self_products: [..., K], see `self_shares`.
+        present: [..., K] booleans, None for all.
+    """
+    shares = self_shares(gram, self_products).clamp_min(SMALLEST_SIGNAL)
+    seen, lengths, groups = cosine_gram(gram), shares.sqrt(), gram.shape[-1]
+    cosines = seen / (lengths[..., :, None] * lengths[..., None, :])
+    agreements = cosines.clamp(-1, 1)
+    agreements = agreements - torch.diag_embed(agreements.diagonal(dim1=-2, dim2=-1))
+    # All pairs less those that i is in, on both sides of the diagonal.
+    sums = agreements.sum(dim=(-2, -1))[..., None] - 2 * agreements.sum(dim=-1)
+    consensus = (sums / max(1, (groups - 1) * (groups - 2))).clamp_min(0)
+    if present is not None:
+        consensus = consensus * present.all(dim=-1, keepdim=True)
+    own = seen.diagonal(dim1=-2, dim2=-1) * (1 - consensus * (1 - shares))
+    crossed = consensus[..., None] * cosines
+    return crossed + torch.diag_embed(own - crossed.diagonal(dim1=-2, dim2=-1))
 
 
 def _with_self_shares(similarities: Tensor, gram: Tensor, self_products: Tensor | None) -> Tensor:
@@ -201,6 +248,7 @@ def cgd_step(
     interaction: Literal["sum", "mean"] = "sum",
     min_weight: float = 0.0,
     self_products: Tensor | None = None,
+    consensus: bool = False,
     arithmetic: Arithmetic = HOST,
     group_names: Sequence[str] | None = None,
 ) -> Tensor:
@@ -208,7 +256,7 @@ def cgd_step(
 
     Args:
         alpha: [K] current weights.
-        losses, gram, exponent, self_products: see `cgd_exponents`.
+        losses, gram, exponent, self_products, consensus: see `cgd_exponents`; `consensus` under `scaling="loss"` only.
         step_size: eta_a >= 0.
         adjustments: [K], terms C / sqrt(n_i) added to every loss of the exponent; 0 for none.
         present: [K] booleans, None for all. An absent group takes part neither as i nor as j.
@@ -225,7 +273,12 @@ def cgd_step(
         of_present = losses if present is None else losses.masked_fill(~present, 0.0)
         require_nonnegative(of_present, group_names, arithmetic)
         exponents = cgd_exponents(
-            losses + adjustments, gram, exponent=exponent, present=present, self_products=self_products
+            losses + adjustments,
+            gram,
+            exponent=exponent,
+            present=present,
+            self_products=self_products,
+            consensus=consensus,
         )
     else:
         exponents = gradient_exponents(gram, present=present, self_products=self_products)

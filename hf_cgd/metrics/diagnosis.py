@@ -32,8 +32,9 @@ class GroupDiagnosis:
         agreement: [K, K] cosines between the groups' gradients with that noise taken out,
             mean <g_i, g_j> / (mean <a_i, b_i> mean <a_j, b_j>)^1/2, in [-1, 1]; NaN for groups without signal.
         cosines: [K, K] mean cosines as CGD sees them in a step of this size, noise included.
-        pull_dro, pull_cgd, pull_halves: [K] mean exponents of Group-DRO (the losses), of CGD, and of CGD with
-            `self_term="split_half"`, less their mean over the groups: where the weights would go.
+        pull_dro, pull_cgd, pull_halves, pull_consensus: [K] mean exponents of Group-DRO (the losses), of CGD, and of
+            CGD with `self_term="split_half"` and with `cross_terms="consensus"`, less their mean over the groups:
+            where the weights would go.
     """
 
     names: Sequence[str]
@@ -47,15 +48,18 @@ class GroupDiagnosis:
     pull_dro: Tensor
     pull_cgd: Tensor
     pull_halves: Tensor
+    pull_consensus: Tensor
 
     def __str__(self) -> str:
         """A table: a row for each group, its agreement with the others behind it."""
         few = len(self.names) <= MAX_COLUMNS
-        pulls = ["pull: group_dro", "cgd", "cgd, halves"]
+        pulls = ["pull: group_dro", "cgd", "cgd, halves", "cgd, consensus"]
         head = ["group", "in a step", "loss", "signal", *pulls, *(self.names if few else ())]
         rows = [head]
         for place, name in enumerate(self.names):
-            numbers = [values[place] for values in (self.pull_dro, self.pull_cgd, self.pull_halves)]
+            numbers = [
+                values[place] for values in (self.pull_dro, self.pull_cgd, self.pull_halves, self.pull_consensus)
+            ]
             signal = f"{self.signal[place]:.2f}" if self.known[place] else "not measured"
             row = [name, f"{self.examples[place]:.1f}", f"{self.losses[place]:.3f}", signal]
             row += [f"{number:+.3f}" for number in numbers]
@@ -131,7 +135,8 @@ def diagnosis_of(steps: Sequence[GroupStatistics]) -> GroupDiagnosis:
     agreement.fill_diagonal_(1.0)
     lengths_seen = grams.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
     seen = grams / (lengths_seen[:, :, None] * lengths_seen[:, None, :]).clamp_min(torch.finfo(grams.dtype).tiny)
-    exponents = [torch.stack([_exponents(step, halves) for step in steps]) for halves in (False, True)]
+    forms = ((False, False), (True, False), (True, True))
+    exponents = [torch.stack([_exponents(step, *form) for step in steps]) for form in forms]
     losses = mean(torch.stack([step.losses for step in steps]).double(), present)
     return GroupDiagnosis(
         steps[0].group_names,
@@ -152,10 +157,11 @@ def _part(value: Tensor | None) -> Tensor:
     return value
 
 
-def _exponents(step: GroupStatistics, halves: bool) -> Tensor:
+def _exponents(step: GroupStatistics, halves: bool, consensus: bool) -> Tensor:
     return cgd_exponents(
         step.losses.double(),
         _part(step.gram).double(),
         present=step.present,
         self_products=_part(step.self_products).double() if halves else None,
+        consensus=consensus,
     )

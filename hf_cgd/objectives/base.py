@@ -1,7 +1,7 @@
 """What an objective is: how the loss is formed from the group losses, and how the group weights move."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -188,6 +188,11 @@ class Objective:
     def knobs(self) -> dict[str, Any]:
         """Its options by name."""
         return {knob.name: getattr(self, knob.name) for knob in fields(self)}
+
+    @classmethod
+    def default_knobs(cls) -> dict[str, Any]:
+        """The defaults of those options that have one, JSON-ready, by name."""
+        return {knob.name: _json_ready(knob.default) for knob in fields(cls) if knob.default is not MISSING}
 
     def identity(self) -> dict[str, Any]:
         """What tells it from other objectives, JSON-ready: name, the class's qualified name, and its knobs."""

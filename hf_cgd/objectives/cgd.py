@@ -19,9 +19,11 @@ from hf_cgd.objectives.base import (
 Scaling = Literal["loss", "gradient"]
 Interaction = Literal["sum", "mean"]
 SelfTerm = Literal["one", "split_half"]
+CrossTerms = Literal["all", "consensus"]
 SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
 INTERACTIONS: tuple[Interaction, ...] = get_args(Interaction)
 SELF_TERMS: tuple[SelfTerm, ...] = get_args(SelfTerm)
+CROSS_TERMS: tuple[CrossTerms, ...] = get_args(CrossTerms)
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,13 @@ class CGD(AdaptiveObjective):
             small batch shrinks the cosines of different groups and leaves the 1 as it is, so that CGD slides towards
             Group-DRO; this shrinks both alike (docs/reproduction.md). A group of one example in the step has 1.
 
+        cross_terms: "all": the terms of other groups count in full, as in the paper. "consensus": they count as far as
+            the other groups agree with one another, group by group (`hf_cgd.functional.consensus_cosines`). A group
+            that stands against others which agree, as a noisy one does, is held down as under "split_half"; where the
+            others do not agree either, as where each label has groups of its own, its loss alone counts, as under
+            Group-DRO (docs/reproduction.md). A step that lacks a group is one of Group-DRO, so that it wants batches
+            that hold all groups (`group_sampling="balanced"`). It halves groups and has a self term of its own.
+
     Raises:
         ValueError: a value outside its range, or a knob that the chosen form of the update does not use.
     """
@@ -60,6 +69,7 @@ class CGD(AdaptiveObjective):
     variant: Variant = "paper"
     interaction_momentum: float = 0.0
     self_term: SelfTerm = "one"
+    cross_terms: CrossTerms = "all"
 
     name: ClassVar[str] = "cgd"
 
@@ -70,6 +80,7 @@ class CGD(AdaptiveObjective):
         require_one_of("interaction", self.interaction, INTERACTIONS)
         require_one_of("variant", self.variant, VARIANTS)
         require_one_of("self_term", self.self_term, SELF_TERMS)
+        require_one_of("cross_terms", self.cross_terms, CROSS_TERMS)
         if not 0 <= self.interaction_momentum < 1:
             raise ValueError(f"interaction_momentum must lie in [0, 1), got {self.interaction_momentum!r}.")
         if self.scaling == "gradient":
@@ -77,16 +88,19 @@ class CGD(AdaptiveObjective):
         if self.variant == "reference":
             fixed = ("absent_groups", "min_weight", "exponent", "scaling", "interaction", "interaction_momentum")
             self._refuse_knobs(
-                "variant='reference', which has them fixed as in the released code", *fixed, "self_term"
+                "variant='reference', which has them fixed as in the released code", *fixed, "self_term", "cross_terms"
             )
+        if self.cross_terms == "consensus":
+            own = "cross_terms='consensus', which has a self term of its own and compares one step's losses and halves"
+            self._refuse_knobs(own, "self_term", "interaction_momentum", "scaling")
         if self.self_term == "split_half":
             self._refuse_knobs("self_term='split_half', which compares one step's own halves", "interaction_momentum")
 
     @property
     def statistics(self) -> frozenset[Statistic]:
-        """Losses and inner products, and what `self_term` and `interaction_momentum` make of them."""
+        """Losses and inner products, and what `self_term`, `cross_terms` and `interaction_momentum` need besides."""
         found: set[Statistic] = {"losses", "gram"}
-        if self.self_term == "split_half":
+        if self.self_term == "split_half" or self.cross_terms == "consensus":
             found.add("self_products")
         if self.interaction_momentum > 0:
             found.add("averages")
@@ -149,6 +163,7 @@ class CGD(AdaptiveObjective):
             interaction=self.interaction,
             min_weight=self._floor(len(alpha)),
             self_products=statistics.self_products,
+            consensus=self.cross_terms == "consensus",
             arithmetic=statistics.arithmetic,
             group_names=statistics.group_names or None,
         )

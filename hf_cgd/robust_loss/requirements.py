@@ -91,8 +91,9 @@ def _require_late_gradients_to_do(objective: Objective, weight_timing: str) -> N
         )
     if "self_products" in objective.statistics:
         raise ValueError(
-            "Tensor hooks see the gradients of whole groups only: expected self_term='one', got 'split_half'. Leave "
-            "self_term unset, or train without sharding (DDP)."
+            "Tensor hooks see the gradients of whole groups only, but self_term='split_half' and "
+            "cross_terms='consensus' want those of halves: expected neither. Leave both unset, or train without "
+            "sharding (DDP)."
         )
     if not objective.linear_in_losses:
         raise ValueError(
@@ -109,7 +110,7 @@ def _require_late_gradients_to_do(objective: Objective, weight_timing: str) -> N
 def _require_fixed_shapes(objective: Objective, hooks_or_scaler: bool) -> None:
     reasons = {
         "tensor hooks or a GradScaler": hooks_or_scaler,
-        "self_term='split_half'": "self_products" in objective.statistics,
+        "cross_terms='consensus' or self_term='split_half'": "self_products" in objective.statistics,
         "interaction_momentum > 0": "averages" in objective.statistics,
     }
     for name in [name for name, holds in reasons.items() if holds]:

@@ -175,12 +175,14 @@ def _require_the_same(saved: Mapping[str, Any], objective: Objective, groups: Gr
             f"The checkpoint was trained with objective={theirs['name']!r} ({theirs['class']}), but this run has "
             f"{own['name']!r} ({own['class']}). {way_out}"
         )
+    # A knob that the saved run's version did not have yet was at what is its default now.
+    before = objective.default_knobs() | theirs["knobs"]
     differing = [
-        f"{name} {theirs['knobs'].get(name)!r} -> {value!r}"
+        f"{name} {before.get(name)!r} -> {value!r}"
         for name, value in own["knobs"].items()
-        if theirs["knobs"].get(name) != value
+        if before.get(name) != value
     ]
-    if differing or theirs["knobs"].keys() != own["knobs"].keys():
+    if differing or before.keys() != own["knobs"].keys():
         raise ValueError(
             f"The checkpoint was trained with other options of objective={own['name']!r}: {', '.join(differing)}. "
             f"{way_out}"

@@ -16,7 +16,7 @@ from hf_cgd.monitors import NONFINITE, NonFinite
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
 from hf_cgd.objectives.adaptive import AbsentGroups
 from hf_cgd.objectives.base import Variant, require_at_least_zero, require_one_of
-from hf_cgd.objectives.cgd import Interaction, Scaling, SelfTerm
+from hf_cgd.objectives.cgd import CrossTerms, Interaction, Scaling, SelfTerm
 from hf_cgd.robust_loss.excess import EXCESS_CLIPS, ExcessClip
 from hf_cgd.robust_loss.loss import WEIGHT_TIMINGS, WeightTiming
 
@@ -70,6 +70,10 @@ class GroupOptions:
     self_term: SelfTerm | None = _option(
         "CGD: 'one' takes cos(g_i, g_i) = 1 (default); 'split_half' estimates it from two halves of the group's "
         "examples, for small batches."
+    )
+    cross_terms: CrossTerms | None = _option(
+        "CGD: 'all' counts the cosines with other groups in full (default); 'consensus' as far as the other groups "
+        "agree with one another: CGD where they do, Group-DRO where they do not."
     )
     absent_groups: AbsentGroups | None = _option(
         "Groups without examples in a step: 'frozen' keeps their weight (default), 'zero_loss' is the older way."

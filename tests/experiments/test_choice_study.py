@@ -79,7 +79,17 @@ def test_a_probe_is_that_of_the_library() -> None:
         if step < 6:
             optimizer.step()
     twin = diagnosis_of(objective.kept[6:])
-    for name in ("losses", "signal", "agreement", "cosines", "pull_dro", "pull_cgd", "pull_halves", "examples"):
+    for name in (
+        "losses",
+        "signal",
+        "agreement",
+        "cosines",
+        "pull_dro",
+        "pull_cgd",
+        "pull_halves",
+        "pull_consensus",
+        "examples",
+    ):
         assert torch.allclose(getattr(found, name), getattr(twin, name), atol=1e-6, equal_nan=True), name
     assert (found.steps, found.names) == (twin.steps, ["a", "b", "c"])
 

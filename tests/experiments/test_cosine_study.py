@@ -141,10 +141,11 @@ def test_self_term_from_the_last_step() -> None:
 def test_weights_move_as_in_the_library() -> None:
     alpha = torch.tensor([[0.2, 0.8], [1e-9, 1 - 1e-9]], dtype=F64)
     exponents = torch.tensor([[0.3, -0.2], [-50.0, 0.0]], dtype=F64)
-    found = study["next_weights"](alpha, exponents)
-    for row, own, exponent in zip(found, alpha, exponents, strict=True):
-        there = torch.ones(2, dtype=torch.bool)
-        assert torch.allclose(row, exponentiated_step(own, exponent, there, min_weight=1e-5 / 2))
+    for present in ([True, True], [False, True]):
+        there = torch.tensor(present)
+        found = study["next_weights"](alpha, exponents, there.expand(2, 2))
+        for row, own, exponent in zip(found, alpha, exponents, strict=True):
+            assert torch.allclose(row, exponentiated_step(own, exponent, there, min_weight=1e-5 / 2))
 
 
 # ---- Batches and gradients ------------------------------------------------------------------------------------------
@@ -210,16 +211,28 @@ TWINS: dict[str, tuple[Objective, str]] = {
     "cgd": (CGD(step_size=0.5), "current"),
     "cgd, weight_timing next": (CGD(step_size=0.5), "next"),
     "split-half self term": (CGD(step_size=0.5, self_term="split_half"), "current"),
+    "consensus": (CGD(step_size=0.5, cross_terms="consensus"), "current"),
     "gradient average": (CGD(step_size=0.5, interaction_momentum=0.9), "current"),
 }
 
 
+@pytest.mark.parametrize("balanced", [True, False], ids=["balanced", "ordinary"])
 @pytest.mark.parametrize("name", TWINS)
-def test_runs_are_those_of_the_library(name: str) -> None:
-    """The weights of two seeds over twelve steps of 32; under "next" each step is a window of four micro-batches."""
+def test_runs_are_those_of_the_library(name: str, balanced: bool) -> None:
+    """The weights of two seeds over twelve steps of 32; under "next" each step is a window of four micro-batches.
+
+    Every other ordinary batch lacks the third group or holds one example of it.
+    """
     task = study["simple_task"]("spurious", [0, 1])
     data = task.splits["train"]
-    orders = np.stack([study["orders_of"](own, 32, 12, seed) for seed, own in enumerate(data.group_ids)])
+    orders = np.stack([study["orders_of"](own, 32, 12, seed, balanced) for seed, own in enumerate(data.group_ids)])
+    if not balanced:
+        counts = {
+            np.bincount(own[batch], minlength=3)[2]
+            for own, batches in zip(data.group_ids, orders, strict=True)
+            for batch in batches
+        }
+        assert {0, 1, 2} <= counts and len(np.unique(orders[0])) == 12 * 32
     methods = [method for method in study["methods_of"](False, [0.9]) if method.name in ("cgd", name)]
     outcomes = study["train"](task, methods, [0.0, 0.5], orders)
     (outcome,) = [o for o in outcomes if o.method.name == name and o.step_size == 0.5]

@@ -35,6 +35,7 @@ def test_by_hand() -> None:
     assert found.pull_dro.tolist() == [1.5, -1.5]
     assert found.pull_cgd.tolist() == [1.5, -1.5], "l_i cos(g_i, g_i) alone, as the groups are orthogonal"
     assert found.pull_halves.tolist() == [1.5, -1.5], "4 x .75 and 1 x 0, less their mean"
+    assert found.pull_consensus.tolist() == [1.5, -1.5], "the losses, as there are no two others that could agree"
 
 
 def test_noise_is_taken_out_of_the_agreement() -> None:
@@ -57,6 +58,12 @@ def of_directions(losses: list[float], directions: list[list[float]]) -> GroupDi
     """A diagnosis of groups whose gradients have no noise."""
     halves = torch.tensor(directions)[:, None].repeat(1, 2, 1)
     return diagnosis_of([step(halves, losses, [[2, 2]] * len(losses))])
+
+
+def test_the_pull_of_consensus() -> None:
+    """Losses .81, .25, .25; the first against two that agree wholly: .81 - 2 · .45; these have their losses."""
+    found = of_directions([0.81, 0.25, 0.25], [[-1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    assert found.pull_consensus.tolist() == pytest.approx([x - (0.5 - 0.09) / 3 for x in (-0.09, 0.25, 0.25)])
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ CASES += [(CGD(), engine, way) for engine in ENGINES for way in WAYS if (engine,
 CASES += [
     (CGD(self_term="split_half"), "auto", way) for way in WAYS
 ] + [(CGD(interaction_momentum=0.5), "auto", way) for way in WAYS]  # fmt: skip
+CASES += [(CGD(cross_terms="consensus"), "auto", way) for way in ("plain", "processes")]
 CASES += [(CGD(variant="reference"), "auto", "plain"), (CGD(scaling="gradient"), "per_group", "processes")]
 
 

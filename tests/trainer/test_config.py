@@ -182,7 +182,7 @@ def test_choices_are_those_of_the_types() -> None:
         for name, hint in get_type_hints(GroupOptions).items()
     }
     chosen = {name: values for name, values in literals.items() if values}
-    assert {"scaling", "interaction", "variant", "self_term", "absent_groups", "gradient_engine", "weight_timing",
+    assert {"scaling", "interaction", "variant", "self_term", "cross_terms", "absent_groups", "gradient_engine", "weight_timing",
             "forward_mode", "group_sampling", "nonfinite", "excess_clip", "group_unit", "token_reduction"} == set(chosen)  # fmt: skip
     assert tuple(chosen["gradient_engine"]) == ENGINES
     for name, values in chosen.items():

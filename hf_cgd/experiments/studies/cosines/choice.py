@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from hf_cgd.experiments.studies.cosines.data import StudyTask
-from hf_cgd.experiments.studies.cosines.estimators import Method, gradient_average, paper, split_half
+from hf_cgd.experiments.studies.cosines.estimators import Method, consensus, gradient_average, paper, split_half
 from hf_cgd.experiments.studies.cosines.probe import probe
 from hf_cgd.experiments.studies.cosines.training import Outcome, orders_of, train
 from hf_cgd.experiments.studies.simple_settings import SEARCH
@@ -20,6 +20,7 @@ METHODS = (
     Method("group_dro", None, by_loss=True),
     Method("cgd", paper),
     Method("cgd, split halves", split_half),
+    Method("cgd, consensus", consensus),
     Method("cgd, momentum .9", gradient_average(0.9), 0.9),
 )
 """What is compared, on the same group-balanced batches. The first is ERM again, see `ERMUW`."""
@@ -59,10 +60,15 @@ class ChoiceResult:
         return torch.stack([getattr(found, name) for found in self.probes]).nanmean(dim=0)
 
 
-def choice_study(task: StudyTask, seeds: int, steps: int, batch_size: int, names: Sequence[str] = ()) -> ChoiceResult:
-    """Probe a setting and train all methods on it; half of the seeds choose, the others report."""
+def choice_study(
+    task: StudyTask, seeds: int, steps: int, batch_size: int, names: Sequence[str] = (), balanced: bool = True
+) -> ChoiceResult:
+    """Probe a setting and train all methods on it; half of the seeds choose, the others report.
+
+    The probe's batches are balanced in any case; those of the runs as `balanced` says.
+    """
     ids = task.splits["train"].group_ids
-    orders = np.stack([orders_of(own, batch_size, steps, seed) for seed, own in enumerate(ids)])
+    orders = np.stack([orders_of(own, batch_size, steps, seed, balanced) for seed, own in enumerate(ids)])
     probes = probe(task, batch_size, WARM_UP, PROBED, names)
     counts = tuple(np.bincount(ids[0]).tolist())
     return ChoiceResult(task, counts, probes, train(task, METHODS, SEARCH, orders), seeds // 2)

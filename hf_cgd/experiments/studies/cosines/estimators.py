@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_cgd.functional import cosine_gram
+from hf_cgd.functional import consensus_cosines, cosine_gram
 
 BETAS = (0.5, 0.9, 0.97, 0.99)
 LOWEST_SHARE = 0.1
@@ -30,9 +30,14 @@ class Statistics:
     squares: Tensor
 
     @property
+    def present(self) -> Tensor:
+        """[..., K] booleans: groups with examples in the step."""
+        return (self.sizes > 0).any(dim=-1)
+
+    @property
     def gradients(self) -> Tensor:
         """[..., K, P], of the mean losses of the groups."""
-        shares = self.sizes / self.sizes.sum(dim=-1, keepdim=True)
+        shares = self.sizes / self.sizes.sum(dim=-1, keepdim=True).clamp_min(1)
         return (self.halves * shares[..., None]).sum(dim=-2)
 
 
@@ -45,6 +50,15 @@ Estimate = Callable[[Statistics, Memory], tuple[Tensor, Tensor]]
 def running(memory: Memory, name: str, value: Tensor, beta: float) -> Tensor:
     """The running average of a statistic, its first value included as it is (as `interaction_momentum` does)."""
     memory[name] = beta * memory[name] + (1 - beta) * value if name in memory else value
+    return memory[name]
+
+
+def running_of_present(memory: Memory, name: str, value: Tensor, beta: float, present: Tensor) -> Tensor:
+    """The same of [..., K, ...] for each group by itself: it moves where `present` [..., K] says so."""
+    here = present.reshape(*present.shape, *(1 for _ in range(value.ndim - present.ndim)))
+    before, seen = memory.get(name, value), memory.get(f"{name} seen", torch.zeros_like(here))
+    memory[name] = torch.where(here, torch.where(seen, beta * before + (1 - beta) * value, value), before)
+    memory[f"{name} seen"] = seen | here
     return memory[name]
 
 
@@ -68,6 +82,12 @@ def split_self_products(statistics: Statistics) -> Tensor:
     return statistics.halves.prod(dim=-2).sum(dim=-1)
 
 
+def half_products(statistics: Statistics, gram: Tensor) -> Tensor:
+    """The same, and <g_i, g_i> of a group with a single example, as `hf_cgd.functional.merge_halves` has it."""
+    halved = (statistics.sizes > 0).all(dim=-1)
+    return torch.where(halved, split_self_products(statistics), gram.diagonal(dim1=-2, dim2=-1))
+
+
 def pair_self_products(statistics: Statistics) -> Tensor:
     """Mean of <g_m, g_n> over all pairs of a group's examples [..., K], which is that of `<a, b>` over all splits."""
     counts = statistics.sizes.sum(dim=-1)
@@ -89,7 +109,13 @@ def paper(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
 def split_half(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
     """Self term from two independent halves."""
     gram = gram_of(statistics.gradients)
-    return statistics.losses, shrunk_self(cosines_of(gram), gram, split_self_products(statistics))
+    return statistics.losses, shrunk_self(cosines_of(gram), gram, half_products(statistics, gram))
+
+
+def consensus(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
+    """Cross terms as far as the other groups agree: `CGD(cross_terms="consensus")`."""
+    gram = gram_of(statistics.gradients)
+    return statistics.losses, consensus_cosines(gram, half_products(statistics, gram), statistics.present)
 
 
 def all_pairs(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
@@ -117,8 +143,10 @@ def gradient_average(beta: float) -> Estimate:
     """Cosines and losses from running averages of gradients and losses: `interaction_momentum`."""
 
     def estimate(statistics: Statistics, memory: Memory) -> tuple[Tensor, Tensor]:
-        losses = running(memory, "losses", statistics.losses, beta)
-        return losses, cosines_of(gram_of(running(memory, "gradients", statistics.gradients, beta)))
+        present = statistics.present
+        losses = running_of_present(memory, "losses", statistics.losses, beta, present)
+        gradients = running_of_present(memory, "gradients", statistics.gradients, beta, present)
+        return losses, cosines_of(gram_of(gradients * present[..., None]))
 
     return estimate
 
@@ -180,6 +208,7 @@ def methods_of(hidden: bool, betas: Sequence[float] = BETAS) -> list[Method]:
         Method("cgd, weight_timing next", paper, late=True),
         *([Method("cgd, head only", paper, head=True)] if hidden else []),
         Method("split-half self term", split_half),
+        Method("consensus", consensus),
         Method("all-pairs self term", all_pairs),
         Method("last-step self term", last_step),
         Method("no self term", no_self_term),

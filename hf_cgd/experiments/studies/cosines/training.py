@@ -17,11 +17,19 @@ FULL = 0
 """Batch size that stands for all training examples."""
 
 
-def orders_of(group_ids: np.ndarray, batch_size: int, steps: int, seed: int) -> np.ndarray:
-    """The examples [steps, batch_size] of a seed's batches: those of `group_sampling="balanced"`, or all of them."""
+def orders_of(group_ids: np.ndarray, batch_size: int, steps: int, seed: int, balanced: bool = True) -> np.ndarray:
+    """The examples [steps, batch_size] of a seed's batches.
+
+    They are those of `group_sampling="balanced"`, or all of them; without `balanced` ordinary ones, epoch after epoch
+    in a new order.
+    """
+    random = np.random.default_rng(seed)
     if batch_size == FULL:
-        random = np.random.default_rng(seed)
         return np.stack([random.permutation(len(group_ids)) for _ in range(steps)])
+    if not balanced:
+        epochs = -(-steps * batch_size // len(group_ids))
+        order = np.concatenate([random.permutation(len(group_ids)) for _ in range(epochs)])
+        return order[: steps * batch_size].reshape(steps, batch_size)
     sampler, drawn = BalancedGroupSampler(group_ids, batch_size, seed), list[int]()
     for epoch in range(-(-steps * batch_size // len(sampler))):
         sampler.set_epoch(epoch)
@@ -77,10 +85,12 @@ def statistics_of(
         features: [S, K, 2, M, D]; labels, taken: [S, K, 2, M].
 
     Returns:
-        the statistics, whose P parameters are those of the layers in turn, and the sizes of the layers.
+        the statistics, whose P parameters are those of the layers in turn, and the sizes of the layers. A group
+        without examples has zeros.
     """
     *hidden, scores = (value.unflatten(1, labels.shape[1:]) for value in forward(layers, features.flatten(1, 3)))
     sizes = taken.sum(dim=-1).to(features)
+    filled = sizes.clamp_min(1)
     mask = taken[..., None].to(features)
     logs = scores.log_softmax(dim=-1)
     answers = labels[..., None, None]
@@ -96,9 +106,9 @@ def statistics_of(
         errors = torch.einsum("skameo,seio->skamei", errors, layers[1])[..., :-1] * (inputs[..., :-1] > 0)
     gradients.insert(0, torch.einsum("skami,skameo->sekaio", features, errors))
     squares = squares + norms * errors.square().sum(dim=-1)
-    flat = [gradient.flatten(-2) / sizes[:, None, :, :, None] for gradient in gradients]
+    flat = [gradient.flatten(-2) / filled[:, None, :, :, None] for gradient in gradients]
     statistics = Statistics(
-        losses.sum(dim=(2, 3)).transpose(1, 2) / sizes.sum(dim=-1)[:, None],
+        losses.sum(dim=(2, 3)).transpose(1, 2) / sizes.sum(dim=-1).clamp_min(1)[:, None],
         torch.cat(flat, dim=-1),
         sizes[:, None].expand(-1, scores.shape[-2], -1, -1),
         squares.sum(dim=(2, 3)).transpose(1, 2),
@@ -141,11 +151,16 @@ class Outcome:
     self_bias: np.ndarray
 
 
-def next_weights(alpha: Tensor, exponents: Tensor) -> Tensor:
-    """The exponentiated step of `hf_cgd.functional.exponentiated_step` on a stack [..., K] of weights, none absent."""
+def next_weights(alpha: Tensor, exponents: Tensor, present: Tensor) -> Tensor:
+    """The exponentiated step of `hf_cgd.functional.exponentiated_step` on a stack [..., K] of weights.
+
+    `present` [..., K] tells who has examples: one or more.
+    """
     floor = MIN_WEIGHT_SHARE / alpha.shape[-1]
-    weights = torch.softmax(alpha.log() + exponents, dim=-1).clamp_min(floor)
-    return weights / weights.sum(dim=-1, keepdim=True)
+    mass = (alpha * present).sum(dim=-1, keepdim=True)
+    shares = torch.softmax((alpha.log() + exponents).masked_fill(~present, float("-inf")), dim=-1)
+    weights = (mass * shares).clamp_min(floor) * present
+    return torch.where(present, mass * weights / weights.sum(dim=-1, keepdim=True), alpha)
 
 
 def train(
@@ -163,7 +178,8 @@ def train(
         task: what on.
         methods: how the weights move.
         step_sizes: of the weights; 0 leaves them equal, so that all estimators see the same path.
-        orders: [S, T, B] examples of the T steps.
+        orders: [S, T, B] examples of the T steps. Of methods with averages, only "gradient average" and those without
+            any know what to do where a batch lacks a group.
         learning_rate, weight_decay: of SGD.
 
     Returns:
@@ -194,7 +210,9 @@ def train(
         return statistics_of(own, data.features[picked, rows], data.labels[picked, rows], taken)
 
     for step in range(orders.shape[1]):
-        statistics, sizes = gathered(*places_of(orders[:, step], data.group_ids), slice(None))
+        rows, taken = places_of(orders[:, step], data.group_ids)
+        statistics, sizes = gathered(rows, taken, slice(None))
+        present = taken.any(dim=(2, 3))[:, None]
         truth = {number: gathered(*whole, places[number])[0] for number in with_full}
         before = alpha
         moved = []
@@ -217,13 +235,15 @@ def train(
                     errors[1, :, places[number]] += difference.mean(dim=-1)
                     own = cosines.diagonal(dim1=-2, dim2=-1)
                     errors[2, :, places[number]] += own.mean(dim=-1) - 1
-            moved.append(next_weights(alpha[:, places[number]], exponents))
+            moved.append(next_weights(alpha[:, places[number]], exponents, present))
         alpha = torch.cat(moved[::-1], dim=1)
         used = alpha.clone()
         for number, method in enumerate(methods):
             if method.late:
                 used[:, places[number]] = before[:, places[number]]
         total += used
+        used = used * present
+        used = used / used.sum(dim=-1, keepdim=True)
         gradient = torch.einsum("sekp,sek->sep", statistics.gradients, used.to(statistics.halves))
         parts = gradient.split(sizes, dim=-1)
         layers = [
