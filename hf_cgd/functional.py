@@ -224,9 +224,8 @@ def cgd_step(
     if scaling == "loss":
         of_present = losses if present is None else losses.masked_fill(~present, 0.0)
         require_nonnegative(of_present, group_names, arithmetic)
-        exponents = cgd_exponents(
-            losses + adjustments, gram, exponent=exponent, present=present, self_products=self_products
-        )
+        adjusted = losses if isinstance(adjustments, float) and adjustments == 0 else losses + adjustments
+        exponents = cgd_exponents(adjusted, gram, exponent=exponent, present=present, self_products=self_products)
     else:
         exponents = gradient_exponents(gram, present=present, self_products=self_products)
     if interaction == "mean":

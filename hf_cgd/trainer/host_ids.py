@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_cgd.arithmetic import moved
 from hf_cgd.data.groups import UNCOUNTED
-from hf_cgd.models.example_losses import is_labelled
+from hf_cgd.models.example_losses import all_labelled, is_labelled
 
 HOST_IDS = "__group_ids_on_host__"
 """Batch key of the ids as an array, which no loader moves to a device."""
@@ -126,6 +126,6 @@ def ids_that_count(group_ids: Tensor, labels: Any, has_classes: bool) -> Tensor:
                 "the training set."
             )
         return group_ids
-    if not has_classes:
+    if not has_classes or all_labelled(labels):
         return group_ids
     return group_ids.masked_fill(~is_labelled(labels).to(group_ids.device), UNCOUNTED)

@@ -271,7 +271,7 @@ class GroupRobustTrainer(
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
         is_known = inputs.get(self.label_names[0]) is None or self._example_weights.are_set
-        if is_known:
+        if is_known or self._own_loss.is_settled:
             return
         if self.accelerator.distributed_type not in EXAMINED:
             self._forward.leave_unexamined(self._network, self.compute_loss_func)
