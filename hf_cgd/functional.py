@@ -273,7 +273,7 @@ def cgd_step(
         of_present = losses if present is None else losses.masked_fill(~present, 0.0)
         require_nonnegative(of_present, group_names, arithmetic)
         exponents = cgd_exponents(
-            losses + adjustments,
+            losses if isinstance(adjustments, float) and adjustments == 0 else losses + adjustments,
             gram,
             exponent=exponent,
             present=present,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import datasets
 import torch.utils.data
 
 from hf_cgd.data.collator import ROW_GROUP
@@ -26,16 +27,22 @@ class RowsWithGroups(torch.utils.data.Dataset):
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        return self._with_id(self.dataset[index], index)
+        return _with_id(self.dataset[index], self.ids[index].tolist())
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """The rows of a batch, read together where the dataset can do so."""
         read = getattr(self.dataset, "__getitems__", None)
         rows = read(indices) if callable(read) else [self.dataset[index] for index in indices]
-        return [self._with_id(row, index) for row, index in zip(rows, indices, strict=True)]
+        return [_with_id(row, number) for row, number in zip(rows, self.ids[indices].tolist(), strict=True)]
 
-    def _with_id(self, row: Any, index: int) -> Any:
-        return None if row is None else with_values(row, {ROW_GROUP: self.ids[index].tolist()})
+
+def _with_id(row: Any, number: Any) -> Any:
+    return None if row is None else with_values(row, {ROW_GROUP: number})
+
+
+def reads_columns(dataset: Any) -> bool:
+    """Whether a dataset reads what columns of a row it is left with, so that each one less saves time."""
+    return isinstance(dataset, datasets.Dataset) and not has_transform(dataset)
 
 
 def rows_tell(dataset: Any, read: dict[str, Column], columns: Sequence[str]) -> bool:

@@ -1,6 +1,6 @@
 """The collator that carries group ids from the dataset's columns into the batch."""
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,8 +90,9 @@ class GroupCollator:
         )
         self._order = RowOrder(collator, tuple(dict.fromkeys((*labels, *LABEL_COLUMNS))), remedy)
         self._returned = False
-        name = getattr(collator, "__name__", None) or type(collator).__name__
-        self._takes_more = name in TAKE_ANY_NUMBER
+        self._taken_out = {*group_columns, batch_key, ROW_GROUP}
+        self._takes_more = _name_of(collator) in TAKE_ANY_NUMBER
+        self._keeps_order = keeps_order(collator)
 
     def __call__(self, features: list[Any]) -> Any:
         """A batch with the group ids under `batch_key`.
@@ -103,6 +104,16 @@ class GroupCollator:
         if self.in_group_order:
             order = np.argsort(ids, kind="stable")
             ids, features = ids[order], [features[place] for place in order]
+        if self._keeps_order and ids.ndim == 1 and ids.min(initial=0) >= 0:
+            names = _names_of_all(features)
+            kept = [name for name in names if name not in self._taken_out]
+            if kept:
+                rows = (
+                    features if len(kept) == len(names) else [{name: row[name] for name in kept} for row in features]
+                )
+                batch = self.collator(rows)
+                batch[self.batch_key] = torch.from_numpy(ids)
+                return batch
         rows = self._all_numbered(features, ids)
         before = None if self._returned else RandomState()
         batch = self.collator(rows)
@@ -157,9 +168,9 @@ class GroupCollator:
 
     def _all_numbered(self, features: list[Any], ids: np.ndarray) -> list[Any]:
         """The rows with numbers in place of the group columns' values."""
-        names = features[0].keys() if features and type(features[0]) is dict else ()
+        names = _names_of_all(features)
         # The usual case, without a look at each row's names.
-        if ids.ndim == 1 and names and all(type(row) is dict and row.keys() == names for row in features):
+        if ids.ndim == 1 and names:
             own = self._own_names(features[0])
             if ROW_GROUP not in names:
                 return [
@@ -181,6 +192,24 @@ class GroupCollator:
         if has_value(feature, ROW_GROUP):
             feature = without_value(feature, ROW_GROUP)
         return feature
+
+
+def keeps_order(collator: Any) -> bool:
+    """Whether a collator is known to make its batch of the rows as they come, whatever their columns."""
+    kind = collator if hasattr(collator, "__name__") else type(collator)
+    return _name_of(collator) in TAKE_ANY_NUMBER and getattr(kind, "__module__", "").startswith("transformers.")
+
+
+def _name_of(collator: Any) -> str:
+    return getattr(collator, "__name__", None) or type(collator).__name__
+
+
+def _names_of_all(features: list[Any]) -> Collection[str]:
+    """Names of the columns where all rows are dicts with the same ones; () elsewhere."""
+    if not features or type(features[0]) is not dict:
+        return ()
+    names = features[0].keys()
+    return names if all(type(row) is dict and row.keys() == names for row in features) else ()
 
 
 class SubgroupCollator(GroupCollator):

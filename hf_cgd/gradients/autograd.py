@@ -49,7 +49,7 @@ def owned_parameters(model: nn.Module, parameters: Sequence[nn.Parameter]) -> di
 
 def scalar_with_gradients(value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
     """A scalar with that `value` whose gradients with respect to the `tensors` are the given ones; usable once."""
-    return _WithGradients.apply(value.detach(), list(gradients), *tensors)
+    return _WithGradients.apply(value.detach() if value.requires_grad else value, list(gradients), *tensors)
 
 
 class _WithGradients(torch.autograd.Function):
@@ -79,10 +79,14 @@ def flatten(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Paramete
 
 def unflatten(vector: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     """A vector [P] as gradients in the shapes and types of the parameters."""
-    pieces = vector.split([parameter.numel() for parameter in parameters])
-    return [piece.view_as(p).to(p.dtype) for piece, p in zip(pieces, parameters, strict=True)]
+    pieces = torch.split_with_sizes(vector, [parameter.numel() for parameter in parameters])
+    shaped = [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
+    return [
+        piece if piece.dtype == p.dtype else piece.to(p.dtype) for piece, p in zip(shaped, parameters, strict=True)
+    ]
 
 
 def weighted_sum(rows: Tensor, coefficients: Tensor) -> Tensor:
     """Sum [P] of the rows [G, P] with these coefficients [G]."""
-    return torch.mv(rows.T, coefficients.to(rows))
+    same = coefficients.dtype == rows.dtype and coefficients.device == rows.device
+    return torch.mv(rows.T, coefficients if same else coefficients.to(rows))

@@ -27,7 +27,12 @@ class GroupGradients:
     Args:
         rows: [G, P], one row per group, in at least float32; [G, S] sketches of them from an engine that sketches.
             None where a subclass forms them when they are asked for.
+
+    Attributes:
+        reads_graph: whether `scalar` needs the graph of the loss, since it hands the loss on.
     """
+
+    reads_graph: ClassVar[bool] = True
 
     def __init__(self, rows: Tensor | None = None) -> None:
         self._rows = rows
@@ -50,7 +55,7 @@ class GroupGradients:
         """What to call `backward()` on for the gradient of sum_n coefficients_n l_n, whose value is `loss`.
 
         Args:
-            loss: that sum, with the graph of the forward pass.
+            loss: that sum, with the graph of the forward pass if it `reads_graph`.
             coefficients: [B], the same for all examples of a group.
         """
         return loss

@@ -15,7 +15,7 @@ from hf_cgd.gradients.layers.in_graph import InGraphRule
 from hf_cgd.gradients.layers.registry import rule_for
 from hf_cgd.gradients.layers.rerun import takes_one_tensor
 from hf_cgd.gradients.layers.traces import Trace
-from hf_cgd.models.outputs import tensors_in
+from hf_cgd.models.outputs import first_tensor, tensors_in
 
 IN_GRAPH = InGraphRule()
 
@@ -53,9 +53,11 @@ class CallRecorder:
         """Goes around the forward pass."""
         self._start_over()
         self._hooked = {module for module in self._modules if module._forward_hooks or module._forward_pre_hooks}
-        hooks = [module.register_forward_pre_hook(self._begin, with_kwargs=True) for module in self._modules]
-        hooks += [module.register_forward_hook(self._note, with_kwargs=True) for module in self._modules]
+        begin, note, hooks = self._begin, self._note, []
         try:
+            for module in self._modules:
+                hooks.append(module.register_forward_pre_hook(begin, with_kwargs=True))
+                hooks.append(module.register_forward_hook(note, with_kwargs=True))
             yield
         finally:
             for hook in hooks:
@@ -94,14 +96,14 @@ class CallRecorder:
             repeats = begun.trace is not None and not begun.trace.is_left()
             if self._graph_is_kept and not (repeats and self._is_plain(module, arguments, keywords)):
                 rule = IN_GRAPH
-        every = list(tensors_in(output))
-        places = tuple(place for place, part in enumerate(every) if part.requires_grad)
+        every = [output] if isinstance(output, Tensor) else list(tensors_in(output))
+        places = tuple([place for place, part in enumerate(every) if part.requires_grad])
         outputs = [every[place] for place in places]
         self.computed_in = least_precise(self.computed_in, outputs)
         # An edge is taken in place of the output itself, which an in-place activation may change.
         edges = [get_gradient_edge(part) for part in outputs]
-        device = next((part.device.type for part in outputs), "cpu")
-        cast = torch.autocast(device, torch.get_autocast_dtype(device), enabled=torch.is_autocast_enabled(device))
+        device = outputs[0].device.type if outputs else "cpu"
+        cast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), device)
         call = LayerCall(module, arguments, keywords, edges, rule, cast, places, begun.number, begun.parent)
         call.differentiable_inputs, call.versions, call.repeats = begun.inputs, begun.versions, repeats
         self.calls.append(call)
@@ -127,7 +129,10 @@ class BegunCall:
 
 def least_precise(dtype: torch.dtype, tensors: Iterable[Tensor]) -> torch.dtype:
     """The least precise type among `dtype` and those of the tensors."""
-    return max((dtype, *(tensor.dtype for tensor in tensors)), key=lambda one: torch.finfo(one).eps)
+    for tensor in tensors:
+        if tensor.dtype != dtype and torch.finfo(tensor.dtype).eps > torch.finfo(dtype).eps:
+            dtype = tensor.dtype
+    return dtype
 
 
 def require_separable_examples(calls: list[LayerCall], cut: Cut | None, batch: int) -> None:
@@ -146,8 +151,8 @@ def require_separable_examples(calls: list[LayerCall], cut: Cut | None, batch: i
         if call.rule.runs_again and not call.repeats:
             raise NotExactError(f"{kind} would have to be run again, but draws random numbers or changes its state")
         call.require_intact()
-        first = next(tensors_in((call.arguments, call.keywords)), None)
-        if first is None or first.ndim == 0 or len(first) != batch:
+        first = first_tensor(call.arguments, call.keywords)
+        if first is None or first.ndim == 0 or first.shape[0] != batch:
             raise NotExactError(f"an input of {kind} has no entry for each example")
     if cut is not None:
         cut.require_intact()
@@ -164,6 +169,8 @@ def require_rows(call: LayerCall, gradients: Iterable[Tensor | None], batch: int
 
 def require_single_uses(calls: list[LayerCall], owned: dict[nn.Module, dict[str, nn.Parameter]]) -> None:
     """Raise a NotExactError if a gradient taken through the graph would also hold that of another use."""
+    if not any(call.rule.reads_graph for call in calls):
+        return
     uses: dict[int, int] = {}
     for call in calls:
         for parameter in owned[call.module].values():

@@ -4,8 +4,7 @@ Gradients that are zero in one batch (behind a head that starts at zero, say) te
 graph does: it shows every parameter that the losses depend on, and through which modules.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +19,11 @@ Edge = tuple[Node, int]
 
 REDUCTIONS = ("Sum", "Mean", "Var", "Std", "Norm", "LinalgVectorNorm", "Logsumexp", "Softmax", "LogSoftmax", "Cumsum")
 """Beginnings of the names of nodes that reduce dimensions, or normalise over them."""
+
+LEAF = "AccumulateGrad"
+"""The node of a leaf of the graph."""
+HARMLESS = frozenset(f"{name}Backward0" for name in ("Add", "Addmm", "Gelu", "Mm", "Mul", "Relu", "T", "View"))
+"""Frequent nodes that neither mix examples nor hide anything."""
 
 REENTRANT = (
     "Re-entrant gradient checkpointing hides the modules of the gradient scope from autograd, so that group gradients "
@@ -62,11 +66,11 @@ class LossGraph:
         self.mixing: str | None = None
         self.reduction: str | None = None
         self._batch = len(losses)
-        self._kinds: Counter[str] = Counter()
+        self._kinds: dict[str, int] = {}
         self.hides_parameters = False
         self._by_number = {call.number: call for call in calls}
         self._ends_of: dict[Edge, list[LayerCall]] = {}
-        for call in sorted(calls, key=lambda call: call.number):
+        for call in calls if len(calls) == 1 else sorted(calls, key=lambda call: call.number):
             for end in call.outputs:
                 edge = (end.node, end.output_nr)
                 # What a module hands through unchanged is not its own.
@@ -87,31 +91,40 @@ class LossGraph:
     def _walk(self, start: Edge, stop: Edge | None) -> None:
         todo: list[tuple[Edge, LayerCall | None]] = [(start, None)]
         seen: set[tuple[Edge, int]] = set()
+        ends, watched, kinds = self._ends_of, self._watched, self._kinds
         while todo:
             edge, call = todo.pop()
             if edge == stop:
                 continue
-            call = self._within(edge, call)
+            if call is not None or edge in ends:
+                call = self._within(edge, call)
             key = (edge, -1 if call is None else call.number)
             if key in seen:
                 continue
             seen.add(key)
-            if edge in self._watched:
+            if watched and edge in watched:
                 self.uses.append((edge, call))
             node: Any = edge[0]
-            if hasattr(node, "variable"):
+            name = type(node).__name__
+            if name == LEAF:
                 self.leaves.append((node.variable, call))
                 continue
-            name = type(node).__name__
-            self._kinds[name] += 1
+            kinds[name] = kinds.get(name, 0) + 1
             if call is not None:
                 self.nodes[call.number].add(name)
-            if "BatchNorm" in name and _mixes_rows(node, name):
-                self.mixing = name
-            if name.startswith(REDUCTIONS) and self._reduces_rows(node):
-                self.reduction = name
-            self.hides_parameters |= name == "CheckpointFunctionBackward"
-            todo += [((following, place), call) for following, place in node.next_functions if following is not None]
+            if name not in HARMLESS:
+                self._look_at(node, name)
+            for following in node.next_functions:
+                if following[0] is not None:
+                    todo.append((following, call))
+
+    def _look_at(self, node: Any, name: str) -> None:
+        """Take note of a node that may mix examples, or hide something."""
+        if "BatchNorm" in name and _mixes_rows(node, name):
+            self.mixing = name
+        if name.startswith(REDUCTIONS) and self._reduces_rows(node):
+            self.reduction = name
+        self.hides_parameters |= name == "CheckpointFunctionBackward"
 
     def _within(self, edge: Edge, call: LayerCall | None) -> LayerCall | None:
         """The innermost call that an edge belongs to, when it is reached from within `call`."""
@@ -151,19 +164,20 @@ class LossGraph:
         if self.hides_parameters:
             raise ValueError(REENTRANT)
 
-    def require_within_scope(self, scope: Iterable[nn.Parameter], names: dict[int, str]) -> None:
-        """Raise a NotExactError unless everything trainable that was reached is in the scope."""
-        wanted = {id(parameter) for parameter in scope}
+    def require_within_scope(self, scope: Collection[int], names: dict[int, str]) -> None:
+        """Raise a NotExactError unless everything trainable that was reached is in the scope, given by ids."""
         for leaf, _ in self.leaves:
-            if id(leaf) not in wanted:
+            if id(leaf) not in scope:
                 raise NotExactError(
                     f"{_name(leaf, names)} is not in the gradient scope but reaches the loss by another way than "
                     "through the scope's first input"
                 )
 
-    def require_own_modules(self, owned: dict[nn.Module, dict[str, nn.Parameter]], names: dict[int, str]) -> None:
-        """Raise a NotExactError unless every parameter is used within the module that holds it, and nowhere else."""
-        own = {module: {id(p) for p in parameters.values()} for module, parameters in owned.items()}
+    def require_own_modules(self, own: Mapping[nn.Module, Collection[int]], names: dict[int, str]) -> None:
+        """Raise a NotExactError unless every parameter is used within the module that holds it, and nowhere else.
+
+        `own` has the ids of each module's parameters in the scope.
+        """
         for leaf, call in self.leaves:
             if call is None or id(leaf) not in own[call.module]:
                 raise NotExactError(f"{_name(leaf, names)} is used outside of the module that holds it")

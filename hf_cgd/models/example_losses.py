@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_cgd.arithmetic import is_on_host
 from hf_cgd.data.training_groups import IGNORED
 
 CLASSIFICATION = "single_label_classification"
@@ -28,6 +29,11 @@ def is_labelled(labels: Tensor) -> Tensor:
     if labels.is_floating_point() or labels.numel() != len(labels):
         return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
     return labels.view(-1) != IGNORED
+
+
+def all_labelled(labels: Tensor) -> bool:
+    """Whether labels on the host are known to have no class `IGNORED`; False where a device would be waited for."""
+    return is_on_host(labels) and not (labels.numpy() == IGNORED).any()
 
 
 def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoothing: float = 0.0) -> Tensor:

@@ -183,6 +183,13 @@ def order_of_split(group_ids: Tensor) -> Tensor:
     return group_ids.argsort(stable=True).argsort()
 
 
+def first_tensor(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Tensor | None:
+    """The first tensor among the arguments of a call, nested or not; None for none."""
+    if arguments and isinstance(arguments[0], Tensor):
+        return arguments[0]
+    return next(tensors_in((arguments, keywords)), None)
+
+
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """All tensors in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from hf_cgd.arithmetic import HOST, Arithmetic, moved
+from hf_cgd.arithmetic import HOST, Arithmetic, is_on_host, moved
 from hf_cgd.distributed.communication import Communication
 
 Statistic = Literal["losses", "gram", "self_products", "averages"]
@@ -129,6 +129,9 @@ class Objective:
     examples are divided by their sum over the same."""
     plain_mean: ClassVar[bool] = False
     """Whether its scalar is the mean over the examples, for which no groups are needed."""
+    weighs_group_means: ClassVar[bool] = True
+    """Whether its scalar is the sum of the group mean losses times `coefficients`, so that these are its gradient and
+    no graph is needed to find that. A class that overrides `loss` and does not say counts as another one."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -139,6 +142,7 @@ class Objective:
             # What a parent class says of its own scalar does not hold for another one.
             cls.linear_in_losses = cls.__dict__.get("linear_in_losses", False)
             cls.plain_mean = cls.__dict__.get("plain_mean", False)
+            cls.weighs_group_means = cls.__dict__.get("weighs_group_means", False)
 
     @property
     def statistics(self) -> frozenset[Statistic]:
@@ -213,7 +217,10 @@ class Objective:
         Equal ones where all of these have weight 0.
         """
         masked = alpha.masked_fill(~present, 0.0)
-        masked = torch.where(masked.sum() > 0, masked, present.to(masked))
+        total = masked.sum()
+        if is_on_host(total) and total.item() > 0:
+            return masked / total
+        masked = torch.where(total > 0, masked, present.to(masked))
         return masked / masked.sum()
 
     def loss(self, batch: GroupBatch) -> ObjectiveOutput:
@@ -221,8 +228,12 @@ class Objective:
 
         The parts of all micro-batches and processes add up to the loss of the step.
         """
+        return ObjectiveOutput(torch.dot(self.example_factors(batch), batch.losses))
+
+    def example_factors(self, batch: GroupBatch) -> Tensor:
+        """Factor [B] of each example's loss in that sum, where `weighs_group_means`."""
         assert batch.alpha is not None
-        return ObjectiveOutput(weighted_group_losses(batch, self.coefficients(batch.alpha, batch.counts > 0)))
+        return factors_of_examples(batch, self.coefficients(batch.alpha, batch.counts > 0))
 
     def expects_penalty(self, step: int, num_groups: int) -> bool:
         """Whether `loss` gives a penalty after `step` optimizer steps, unless a batch has nothing to compare."""
@@ -247,8 +258,13 @@ def _json_ready(value: Any) -> Any:
 
 def weighted_group_losses(batch: GroupBatch, coefficients: Tensor) -> Tensor:
     """This batch's part of the sum of the group mean losses, times their coefficients [K]."""
-    per_example = (coefficients / batch.counts.clamp_min(1)).to(batch.losses)[batch.group_ids]
-    return (per_example * batch.losses).sum()
+    return torch.dot(factors_of_examples(batch, coefficients), batch.losses)
+
+
+def factors_of_examples(batch: GroupBatch, coefficients: Tensor) -> Tensor:
+    """Factor [B] of each example's loss in the sum of the group mean losses times their coefficients [K]."""
+    of_groups = (coefficients / batch.counts.clamp_min(1)).to(batch.losses)
+    return of_groups.index_select(0, batch.group_ids)
 
 
 def mean_loss(batch: GroupBatch) -> Tensor:

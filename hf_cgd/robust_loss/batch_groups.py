@@ -47,14 +47,14 @@ class BatchGroups:
             self.rows = rows_that_count(self.ids)
             numbers = numbers if self.rows is None else numbers[self.rows]
             lowest = numbers.min(initial=0)
-        if lowest < 0 or numbers.max(initial=0) >= num_groups:
+        counts = np.zeros(0) if lowest < 0 else np.bincount(numbers, minlength=num_groups)
+        if len(counts) != num_groups:
             raise ValueError(
                 f"Expected groups numbered 0 to {num_groups - 1}, got {lowest} to {numbers.max()}. The numbers are "
                 "places in GroupInfo.names."
             )
-        counts = np.bincount(numbers, minlength=num_groups)
         self.counts = torch.from_numpy(counts)
-        self.present = np.flatnonzero(counts).tolist()
+        self.present = counts.nonzero()[0].tolist()
 
     @property
     def all_count(self) -> bool:

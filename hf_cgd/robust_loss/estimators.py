@@ -85,7 +85,7 @@ class LossEstimator:
 
     def estimate(self, window: StepWindow, scale: Scale) -> Estimate:
         """The statistics of the whole step; a collective. `scale` is divided out of the gradients."""
-        return Estimate(self._communication.sum(window.loss_sums) / window.counts.clamp_min(1))
+        return Estimate(self._communication.sum(window.loss_sums) / window.divisors)
 
     def accept(self, estimate: Estimate, moves: Tensor | None = None) -> Tensor:
         """The losses [K] to move the weights by.
@@ -140,7 +140,8 @@ class GramEstimator(LossEstimator):
             places = moved(torch.tensor(present), counts.device)
             divisors = counts.index_select(0, places) * scale
         else:
-            divisors = counts.clamp_min(1) * scale
+            divisors = counts if window.everyone else counts.clamp_min(1)
+            divisors = divisors if isinstance(scale, float) and scale == 1 else divisors * scale
         rows: Tensor | None = None
         if self._gram is not None:
             inner, self._gram = self._gram / torch.outer(divisors, divisors), None
@@ -154,7 +155,7 @@ class GramEstimator(LossEstimator):
             sums, inner = both.split([len(window.counts), len(divisors) ** 2])
             inner = inner.view(len(divisors), len(divisors))
         gram, self_products = self._merged(_spread(inner, places, len(counts)), window)
-        losses = sums / window.counts.clamp_min(1)
+        losses = sums / window.divisors
         return Estimate(losses, gram, self_products, rows, window.present)
 
     def discard(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hf_cgd.arithmetic import Arithmetic
+from hf_cgd.arithmetic import Arithmetic, moved
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.robust_loss.batch_groups import BatchGroups
 
@@ -33,7 +33,7 @@ class GroupLossLog:
         """Count losses [B] of this process; their sums by group, [K]."""
         sums = groups.sums_of(losses, self._arithmetic)
         self._sums += sums
-        self._counts += self._arithmetic.move(groups.counts)
+        self._counts += moved(groups.counts, self._counts.device)
         return sums
 
     def drain(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,10 +47,13 @@ class GroupInteractions:
         self._observed = []
         together = present[:, :, None] & present[:, None, :]
         cosines = torch.where(together, cosine_gram(grams), 0.0)
-        # One after the other, so that it makes no difference to any digit when they are added. Not in place: a copy
-        # may hold the same sums.
-        for each in cosines.unbind():
-            self._sums = self._sums + each
+        # One after the other (numpy's sum over the first of several dimensions is), so that it makes no difference to
+        # any digit when they are added. Not in place: a copy may hold the same sums.
+        if self._arithmetic.reads_values:
+            self._sums = torch.from_numpy(np.add.reduce(np.concatenate([self._sums[None], cosines])))
+        else:
+            for each in cosines.unbind():
+                self._sums = self._sums + each
         self._counts = self._counts + together.sum(dim=0)
 
     def copy(self) -> "GroupInteractions":

@@ -29,6 +29,8 @@ WeightTiming = Literal["current", "next"]
 WEIGHT_TIMINGS: tuple[WeightTiming, ...] = get_args(WeightTiming)
 WeightsEnter = Literal["loss", "sampling"]
 WEIGHTS_ENTER: tuple[WeightsEnter, ...] = get_args(WeightsEnter)
+RECORDED = 64
+"""Batches that `record` keeps until they are counted together."""
 
 
 class GroupRobustLoss:
@@ -110,6 +112,7 @@ class GroupRobustLoss:
             self._class_counts = torch.tensor(groups.class_counts).to(self._arithmetic.device)
         self._announced: tuple[Tensor, BatchGroups, Tensor | None] | None = None
         """Losses, groups and reference losses of a batch whose gradients come in the backward pass."""
+        self._all_groups = self._arithmetic.zeros(len(groups)) == 0
         self._window = StepWindow(
             len(groups), self._arithmetic, self._communication, "self_products" in objective.statistics
         )
@@ -127,6 +130,8 @@ class GroupRobustLoss:
         self._penalty_monitor = PenaltyMonitor(self.objective.name)
         self._group_losses = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
         self._group_excess = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
+        self._recorded: list[tuple[Tensor, Tensor]] = []
+        """Batches of `record` that are not counted yet; many at once cost hardly more than one."""
         self._before_update: LossState | None = None
         self._close_window()
 
@@ -239,7 +244,7 @@ class GroupRobustLoss:
             self._close_window()
             self._window.open([groups])
         # Statistics are no place for autocast: it would form the inner products in half precision.
-        with torch.autocast(losses.device.type, enabled=False):
+        with _without_autocast(losses.device.type):
             losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
             group_ids = groups.ids
             if groups.rows is not None and self._engine is None:
@@ -261,9 +266,12 @@ class GroupRobustLoss:
             is_last = not self._window.is_open
             if is_last and self.weight_timing == "current":
                 self._move_weights(scale)
-            loss = self._scalar(losses, group_ids, given)
-            if gradients is not None:
-                loss = _with_group_gradients(loss, losses, gradients, scale)
+            if gradients is None:
+                loss = self._scalar(losses, group_ids, given)
+            elif self.objective.weighs_group_means and not gradients.reads_graph:
+                loss = self._scalar_of_gradients(gradients, losses, group_ids, given, scale)
+            else:
+                loss = _with_group_gradients(self._scalar(losses, group_ids, given), losses, gradients, scale)
             if is_last and self.weight_timing == "next":
                 self._move_weights(scale)
         if is_last:
@@ -324,8 +332,8 @@ class GroupRobustLoss:
         self._window.add(sums)
         return self._estimator.add(losses, groups, self._window, scale)
 
-    def _scalar(self, losses: Tensor, group_ids: Tensor, given: dict[str, Any]) -> Tensor:
-        """The objective's scalar for this micro-batch, with the ordinary graph."""
+    def _batch(self, losses: Tensor, group_ids: Tensor, given: dict[str, Any]) -> GroupBatch:
+        """What the objective sees of this micro-batch."""
         counts = moved(self._window.counts, losses.device)
         alpha = None if self.alpha is None else moved(self.alpha, losses.device)
         if alpha is not None and self.weights_enter == "sampling":
@@ -337,12 +345,27 @@ class GroupRobustLoss:
         if "class_counts" in self.objective.reads:
             assert self._class_counts is not None
             given["class_counts"] = moved(self._class_counts, losses.device)
-        output = self.objective.loss(
-            GroupBatch(losses, group_ids, counts, alpha, **given, arithmetic=self._arithmetic)
-        )
-        # Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP).
+        return GroupBatch(losses, group_ids, counts, alpha, **given, arithmetic=self._arithmetic)
+
+    @property
+    def _parts(self) -> int:
+        """Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP)."""
+        return self._window.micro_batches * self._communication.num_processes
+
+    def _scalar_of_gradients(
+        self, gradients: GroupGradients, losses: Tensor, group_ids: Tensor, given: dict[str, Any], scale: Scale
+    ) -> Tensor:
+        """The same as `_with_group_gradients(_scalar(…), …)` where the objective tells the factors of the losses."""
+        batch = self._batch(losses.detach(), group_ids, given)
+        factors, parts = self.objective.example_factors(batch), self._parts
+        coefficients = factors if parts == 1 else factors * parts
+        return _finished(gradients, torch.dot(coefficients, batch.losses), coefficients, scale)
+
+    def _scalar(self, losses: Tensor, group_ids: Tensor, given: dict[str, Any]) -> Tensor:
+        """The objective's scalar for this micro-batch, with the ordinary graph."""
+        output = self.objective.loss(self._batch(losses, group_ids, given))
         processes = self._communication.num_processes
-        loss = output.loss * (self._window.micro_batches * processes)
+        loss = output.loss if self._parts == 1 else output.loss * self._parts
         if self.objective.expects_penalty(self.steps, len(self.groups)):
             self._penalty_monitor.observe(output.penalty is not None)
         if output.penalty is not None:
@@ -373,11 +396,12 @@ class GroupRobustLoss:
             )
             weights = self.objective.next_weights(state.alpha, statistics)
             if looks:
-                require_weights(weights, len(self.groups), self.objective, "next_weights")
-            finite = weights.isfinite().all()
-            moves = bool(finite) if looks else moves & finite
+                moves = require_weights(weights, len(self.groups), self.objective, "next_weights")
+            else:
+                moves = moves & weights.isfinite().all()
             if estimate.gram is not None and state.interactions is not None:
-                state.interactions.observe(estimate.gram, statistics.present & moves)
+                took_part = self._all_groups if moves is True and statistics.everyone else statistics.present & moves
+                state.interactions.observe(estimate.gram, took_part)
             if isinstance(moves, Tensor):
                 state.alpha = torch.where(moves, weights, state.alpha)
             elif moves:
@@ -397,12 +421,21 @@ class GroupRobustLoss:
 
         `is_last` says that it is the last one of an optimizer step.
         """
-        self._group_losses.add(losses, self._groups_of(group_ids))
+        self._recorded.append((losses, group_ids))
+        if self._arithmetic.fixed_shapes or len(self._recorded) >= RECORDED:
+            self._count_recorded()
         self._state.steps += is_last
+
+    def _count_recorded(self) -> None:
+        if self._recorded:
+            losses, group_ids = (torch.cat(parts) for parts in zip(*self._recorded, strict=True))
+            self._recorded = []
+            self._group_losses.add(losses, self._groups_of(group_ids))
 
     def drain_group_losses(self) -> dict[str, float]:
         """Mean training loss of each group since the last call, by name; groups without examples are left out."""
         self._read_checks()
+        self._count_recorded()
         return self._group_losses.drain()
 
     def drain_group_excess(self) -> dict[str, float]:
@@ -464,6 +497,11 @@ class GroupRobustLoss:
             self._checks.read(self._state, refuses)
 
 
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    """Full precision within; nothing at all where it is in force anyway."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
 def _with_group_gradients(loss: Tensor, losses: Tensor, gradients: GroupGradients, scale: Scale) -> Tensor:
     """A scalar of the same value and gradient as `loss`, for whose gradient the groups' are put to use.
 
@@ -474,6 +512,11 @@ def _with_group_gradients(loss: Tensor, losses: Tensor, gradients: GroupGradient
         scale: of a `GradScaler`.
     """
     (coefficients,) = torch.autograd.grad(loss, losses, retain_graph=True)
+    return _finished(gradients, loss, coefficients, scale)
+
+
+def _finished(gradients: GroupGradients, loss: Tensor, coefficients: Tensor, scale: Scale) -> Tensor:
+    """The scalar of the group gradients with the value `loss`; the coefficients [B] are those of the losses."""
     if isinstance(scale, float) and scale == 1:
         return gradients.scalar(loss, coefficients)
     # A power of two changes no digit of the value.

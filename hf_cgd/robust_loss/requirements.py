@@ -60,20 +60,26 @@ def require_losses_and_ids(losses: Tensor, group_ids: Tensor) -> None:
         raise ValueError(f"Expected one group for each of the {len(losses)} losses, got {len(group_ids)} groups.")
 
 
-def require_weights(weights: Tensor, num_groups: int, objective: Objective, method: str) -> None:
-    """Raise a ValueError unless finite weights of an objective are [K], at least 0 and sum to 1."""
-    fits = isinstance(weights, Tensor) and weights.shape == (num_groups,)
+def require_weights(weights: Tensor, num_groups: int, objective: Objective, method: str) -> bool:
+    """Raise a ValueError unless finite weights of an objective are [K], at least 0 and sum to 1.
+
+    Returns:
+        whether they are finite.
+    """
+    finite, fits = True, isinstance(weights, Tensor) and weights.shape == (num_groups,)
     if fits:
         values = weights.numpy(force=True)
         total = float(values.sum())
         # Group weights of the released code may sum to slightly more than 1.
         tolerance = 1e-4 + 1e-5 * num_groups
-        fits = not math.isfinite(total) or (values.min() >= 0 and abs(total - 1) <= tolerance)
+        finite = math.isfinite(total)
+        fits = not finite or (values.min() >= 0 and abs(total - 1) <= tolerance)
     if not fits:
         raise ValueError(
             f"{type(objective).__name__}.{method} must give {num_groups} weights, none negative, that sum to 1; got "
             f"{_told(weights)}. Normalise them: weights / weights.sum()."
         )
+    return finite
 
 
 def _told(value: object) -> str:

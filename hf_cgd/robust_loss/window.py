@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +63,7 @@ class StepWindow:
             counts = self._communication.sum(counts)
         self.counts = self._arithmetic.move(counts)
         self.counts_on_host = None if fixed else counts
-        self.present = range(self._num_groups) if fixed else np.flatnonzero(counts.numpy()).tolist()
+        self.present = range(self._num_groups) if fixed else counts.numpy().nonzero()[0].tolist()
         self.micro_batches = self.remaining = len(groups)
 
     @property
@@ -73,11 +72,16 @@ class StepWindow:
         return self.counts_on_host is not None and len(self.present) == self._num_groups
 
     @property
+    def divisors(self) -> Tensor:
+        """The counts, with 1 for a group that has none."""
+        return self.counts if self.everyone else self.counts.clamp_min(1)
+
+    @property
     def is_open(self) -> bool:
         """Whether micro-batches are still to come."""
         return self.remaining > 0
 
     def add(self, loss_sums: Tensor) -> None:
         """Count one micro-batch, whose sums of losses by group are [K]."""
-        self.loss_sums = self.loss_sums + loss_sums
+        self.loss_sums = loss_sums if self.loss_sums is self._none else self.loss_sums + loss_sums
         self.remaining -= 1

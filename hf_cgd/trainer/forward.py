@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -198,11 +198,8 @@ class GroupForward:
             loss = self.head.mean(losses, labels, self.by_tokens and not weighed)
             return loss, with_loss(outputs, loss)
         assert group_ids is not None
-        with ExitStack() as recording:
-            if not self._by_group:
-                recording.enter_context(robust_loss.recording())
-            if self._head is not None:
-                recording.enter_context(self._head.recording())
+        of_engine = nullcontext() if self._by_group else robust_loss.recording()
+        with of_engine, nullcontext() if self._head is None else self._head.recording():
             outputs = split_forward(model, inputs, group_ids) if self._by_group else model(**inputs)
         read: dict[str, Tensor] = {}
         if self._objective.reads:

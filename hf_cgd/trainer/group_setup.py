@@ -10,8 +10,16 @@ import datasets
 import numpy as np
 from torch import Tensor, nn
 
-from hf_cgd.data.attached import RowsWithGroups, parts_of, rows_tell
-from hf_cgd.data.collator import GROUP_IDS, LABEL_COLUMNS, ROW_GROUP, GroupCollator, RenamingCollator, SubgroupCollator
+from hf_cgd.data.attached import RowsWithGroups, parts_of, reads_columns, rows_tell
+from hf_cgd.data.collator import (
+    GROUP_IDS,
+    LABEL_COLUMNS,
+    ROW_GROUP,
+    GroupCollator,
+    RenamingCollator,
+    SubgroupCollator,
+    keeps_order,
+)
 from hf_cgd.data.columns import Column
 from hf_cgd.data.evaluation_groups import EvaluationGroups
 from hf_cgd.data.groups import UNKNOWN_GROUP, GroupInfo
@@ -118,6 +126,8 @@ class GroupSetup:
         self.evaluation = EvaluationGroups(self.columns, options.eval_group_column, self.groups)
         """Groups that evaluations are reported for."""
         self._seen: dict[int, tuple[weakref.ref[Any], GroupInfo | None, Any]] = {}
+        self._ids_of_columns: dict[int, tuple[weakref.ref[Any], np.ndarray]] = {}
+        """Of evaluation sets whose group columns need not be read: the ids of the rows."""
         for where, dataset in sets.items():
             self._read_evaluation_set(dataset, where, read if dataset is train_dataset else None)
             self.evaluation.warn_of_missing(dataset, where)
@@ -191,6 +201,23 @@ class GroupSetup:
         else:
             _, ids = self._read_evaluation_set(dataset, "evaluation dataset")
         return dataset if ids is None else RowsWithGroups(dataset, ids)
+
+    def without_group_columns(self, dataset: Any, needed: Callable[[Any], Any], collator: Collator) -> Any:
+        """An evaluation set whose rows hold their ids in place of group columns, which then need not be read.
+
+        Args:
+            dataset: as the user gave it.
+            needed: gives a data set with the columns that are needed, those of the groups among them.
+            collator: the user's. Where it might want the columns, the data set is handed on as it is.
+        """
+        ids = self._ids_of_columns.get(id(dataset))
+        if ids is None or ids[0]() is not dataset or not keeps_order(collator):
+            return dataset
+        rest = needed(dataset)
+        hidden = [name for name in rest.column_names if name in self._hidden]
+        if not hidden or len(hidden) == len(rest.column_names):
+            return dataset
+        return RowsWithGroups(rest.remove_columns(hidden), ids[1])
 
     def sampler(
         self, batch_size: int, seed: int, drop_last: bool, batches_of_step: int, memory: DrawnGroups | None
@@ -308,6 +335,11 @@ class GroupSetup:
         if groups is not None and present and not rows_tell(dataset, read, present):
             ids = self.evaluation.ids_of(groups, read)
             ids = None if ids is None else _by_row(ids, read[present[0]], len(dataset))
+        elif groups is not None and not self.evaluation.overlapping and reads_columns(dataset):
+            by_column = self.evaluation.ids_of(groups, read)
+            if by_column is not None:
+                numbers = by_column.astype(np.min_scalar_type(-len(groups)))
+                self._ids_of_columns[id(dataset)] = (weakref.ref(dataset), numbers)
         # A list of rows cannot be referred to weakly, and is cheap to read again.
         with suppress(TypeError):
             self._seen[id(dataset)] = (weakref.ref(dataset), groups, ids)

@@ -127,4 +127,6 @@ def ids_that_count(group_ids: Tensor, labels: Any, head: Head) -> Tensor:
                 "the training set."
             )
         return group_ids
+    if head.all_labelled(labels):
+        return group_ids
     return group_ids.masked_fill(~head.labelled(labels).to(group_ids.device), UNCOUNTED)

@@ -103,7 +103,11 @@ class GroupDataTrainer(Trainer):
         """Behind `get_train_dataloader`, `get_eval_dataloader` and `get_test_dataloader`."""
         is_training = bool(kwargs.get("is_training"))
         with self._keeping_ids(dataset, is_training):
-            dataset = self._setup.rows_with_groups(dataset, is_training)
+            rows = self._setup.rows_with_groups(dataset, is_training)
+            if rows is dataset and not is_training and self.args.train_sampling_strategy != "group_by_length":
+                # (Lengths are a column, which the parent reads of a data set.)
+                rows = self._setup.without_group_columns(dataset, self._remove_unused_columns, self._own_collator)
+            dataset = rows
             return super()._get_dataloader(dataset, *args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:

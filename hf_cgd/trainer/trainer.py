@@ -308,7 +308,7 @@ class GroupRobustTrainer(
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
         labels = self._head.labels_in(inputs, self.label_names)
-        if labels is None or not self._example_weights.leave_the_mean:
+        if self._own_loss.is_settled or labels is None or not self._example_weights.leave_the_mean:
             return
         if self.accelerator.distributed_type not in EXAMINED:
             self._forward.leave_unexamined(self._network, self.compute_loss_func)

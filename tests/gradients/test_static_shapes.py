@@ -281,6 +281,7 @@ def test_xla_is_what_needs_static_shapes() -> None:
 @pytest.fixture
 def as_on_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hf_cgd.trainer.engine_choice, "needs_static_shapes", lambda device: True)
+    monkeypatch.setattr("hf_cgd.objectives.base.is_on_host", lambda tensor: False)
 
 
 def uneven(steps: int = 6) -> Dataset:

@@ -102,11 +102,11 @@ class AutoEngine(GradientEngine):
             self._signature = ScopeSignature(self._model, self.parameters)
             self._start_over()
             self._is_first = False
+        if self._verdicts is None and self.chosen is not None:
+            return self.chosen.recording()
         stack = ExitStack()
-        engines = self._candidates if self._verdicts is not None else [self.chosen]
-        for engine in engines:
-            if engine is not None:
-                stack.enter_context(engine.recording())
+        for engine in self._candidates:
+            stack.enter_context(engine.recording())
         return stack
 
     def group_gradients(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int]) -> GroupGradients:

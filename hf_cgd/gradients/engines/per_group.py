@@ -63,6 +63,7 @@ class PerGroupCutEngine(FastEngine):
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
+        self._scope = frozenset(map(id, self.parameters))
         self._modules = list(owned_parameters(model, self.parameters))
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._cut: Cut | None = None
@@ -104,7 +105,7 @@ class PerGroupCutEngine(FastEngine):
             cut.require_intact()
         graph = LossGraph(losses, [], cut)
         graph.require_visible()
-        graph.require_within_scope(self.parameters, self._names)
+        graph.require_within_scope(self._scope, self._names)
         sources = [*self.parameters, *([] if cut is None else [cut.tensor])]
         rows, at_cut = [], []
         for place, group in enumerate(groups):
@@ -151,6 +152,8 @@ def _checkpoint_is_needed(losses: Tensor, parameters: Sequence[nn.Parameter]) ->
 
 
 class _CutGradients(GroupGradients):
+    reads_graph = False
+
     def __init__(
         self, rows: Tensor, parameters: list[nn.Parameter], first: Tensor, cut: Cut | None, at_cut: list[Tensor]
     ) -> None:

@@ -71,12 +71,13 @@ class SinglePassEngine(FastEngine):
             start += parameter.numel()
         self.size = start
         self.owned = owned_parameters(model, self.parameters)
+        self._own_ids = {module: frozenset(map(id, own.values())) for module, own in self.owned.items()}
         owners = Counter(id(parameter) for own in self.owned.values() for parameter in own.values())
         self.shares_parameters = max(owners.values(), default=0) > 1
         self.scaling_memory = ReusedMemory()
         self._recorder = CallRecorder(self.owned, self.keeps_graph)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._modules: Counter[int] | None = None
+        self._modules: list[int] | None = None
         self._forms: set[frozenset[tuple[str, int]]] = set()
         self._row_memory = ReusedMemory()
 
@@ -121,14 +122,15 @@ class SinglePassEngine(FastEngine):
             require_independent_examples(losses, calls, cut)
             self._forms.add(graph.form)
         # A compiled network may leave hooks out without a word, which would leave gradients out.
-        modules = Counter(id(call.module) for call in calls)
+        modules = sorted([id(call.module) for call in calls])
         if self._modules is not None and modules != self._modules:
             raise NotExactError("other modules of the scope ran than on the first step")
         self._modules = modules
         edges = [edge for call in calls for edge in call.outputs]
         sources: list[Any] = [*edges, *([] if cut is None else [cut.tensor])]
         keep_graph = keep_graph or any(call.rule.reads_graph for call in calls)
-        found = torch.autograd.grad(losses.sum(), sources, retain_graph=keep_graph, allow_unused=True)
+        ones = torch.ones_like(losses)
+        found = torch.autograd.grad(losses, sources, ones, retain_graph=keep_graph, allow_unused=True)
         with_gradients: list[tuple[LayerCall, OutputGradients]] = []
         for call in calls:
             require_rows(call, found[: len(call.outputs)], len(losses))
@@ -141,8 +143,8 @@ class SinglePassEngine(FastEngine):
     def _require_structure(self, graph: LossGraph, calls: list[LayerCall]) -> None:
         """Check the graph of the losses, and take gradients through it where a layer is not what its rule expects."""
         graph.require_visible()
-        graph.require_within_scope(self.parameters, self._names)
-        graph.require_own_modules(self.owned, self._names)
+        graph.require_within_scope(self.places, self._names)
+        graph.require_own_modules(self._own_ids, self._names)
         graph.require_separate_rows()
         for call in calls:
             nodes = call.rule.nodes
@@ -191,6 +193,10 @@ class SinglePassEngine(FastEngine):
 
     def rows_of(self, step: BackwardPass) -> Tensor:
         """The groups' gradients [G, P], valid until the next call of this or `gram_by_module`."""
+        if len(step.order.bounds) * self.size <= SMALL_ROWS:
+            small = self._small_rows_of(step)
+            if small is not None:
+                return small
         rows = self._row_memory.of_shape((len(step.order.bounds), self.size), step.device, step.dtype)
         fresh = set(self.places)
         for call, gradients in step.calls:
@@ -202,6 +208,21 @@ class SinglePassEngine(FastEngine):
         for parameter in fresh:
             rows[:, slice(*self.places[parameter])] = 0
         return rows
+
+    def _small_rows_of(self, step: BackwardPass) -> Tensor | None:
+        """The same for a small network whose rules form all of it at once; None where one does not."""
+        parts: dict[int, Tensor] = {}
+        for call, gradients in step.calls:
+            own = self.owned[call.module]
+            found = call.rule.small_gradients(call, gradients, step.order, own, step.dtype)
+            if found is None:
+                return None
+            for name, parameter in own.items():
+                place = id(parameter)
+                parts[place] = found[name] if place not in parts else parts[place] + found[name]
+        if len(parts) < len(self.parameters):
+            return None
+        return torch.cat([parts[id(parameter)] for parameter in self.parameters], dim=1)
 
     def gram_by_module(self, step: BackwardPass, reads_values: bool) -> tuple[Tensor, dict[int, Tensor]]:
         """The Gram matrix, taken module by module while the gradients are in the cache.
@@ -240,6 +261,8 @@ class SinglePassEngine(FastEngine):
 
 class _SinglePassGradients(GroupGradients):
     """Forms what it is asked for: rows, or the Gram matrix module by module, or neither."""
+
+    reads_graph = False
 
     def __init__(self, engine: SinglePassEngine, step: BackwardPass) -> None:
         super().__init__()

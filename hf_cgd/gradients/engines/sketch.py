@@ -100,6 +100,8 @@ class SketchEngine(SinglePassEngine):
 
 
 class _SketchGradients(GroupGradients):
+    reads_graph = False
+
     def __init__(self, engine: SketchEngine, step: BackwardPass) -> None:
         super().__init__()
         self._engine = engine

@@ -57,6 +57,8 @@ class StaticShapesEngine(SinglePassEngine):
 
 
 class _StaticGradients(GroupGradients):
+    reads_graph = False
+
     def __init__(self, step: BackwardPass, by_group: Tensor) -> None:
         super().__init__()
         self._step = step

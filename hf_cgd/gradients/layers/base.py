@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 from hf_cgd.arithmetic import moved
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.gradients.layers.memory import ReusedMemory
-from hf_cgd.models.outputs import tensors_in
+from hf_cgd.models.outputs import first_tensor
 
 PLAIN_NODES = frozenset(
     f"{name}Backward{number}"
@@ -39,7 +39,7 @@ class LayerCall:
         arguments, keywords: what it was called with.
         outputs: where the gradients of its outputs can be asked for.
         rule: forms its weight gradients.
-        autocast: what was in force, for running the module again.
+        autocast: whether that was in force, in which type and on what kind of device, for running the module again.
         output_places: where those outputs stand among all tensors that the module gave.
         number, parent: calls are numbered as they begin; the parent is the call within which this one was made.
         differentiable_inputs: those with a gradient, and where it was asked for before the module ran.
@@ -52,7 +52,7 @@ class LayerCall:
     keywords: dict[str, Any]
     outputs: list[GradientEdge]
     rule: "LayerRule"
-    autocast: AbstractContextManager[Any] = field(default_factory=nullcontext)
+    autocast: tuple[bool, torch.dtype | None, str] = (False, None, "cpu")
     output_places: tuple[int, ...] = (0,)
     number: int = 0
     parent: int | None = None
@@ -74,10 +74,17 @@ class LayerCall:
         if not self.rule.reads_graph and any(version_of(tensor) != version for tensor, version in read):
             raise NotExactError(f"an input of {type(self.module).__name__} is changed in place")
 
-    @property
+    @cached_property
     def inputs(self) -> Tensor:
         """The first tensor that went in, [B, …]."""
-        return next(tensors_in((self.arguments, self.keywords)))
+        found = first_tensor(self.arguments, self.keywords)
+        assert found is not None
+        return found
+
+    def as_cast(self) -> AbstractContextManager[Any]:
+        """Within it autocast is as it was when the module ran."""
+        enabled, dtype, device = self.autocast
+        return torch.autocast(device, dtype, enabled=enabled)
 
 
 @dataclass(frozen=True)
@@ -88,12 +95,12 @@ class GroupOrder:
         permutation: [B] the examples' places in the batch, sorted; None where they already stand in order.
         bounds: where each of the G groups begins and ends in the sorted batch.
         first: [G] the place in the batch of one example of each group.
-        members: [G, B] which examples of the sorted batch are in which group.
     """
 
     permutation: Tensor | None
     bounds: list[tuple[int, int]]
     first: Tensor
+    _kept: dict[Any, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def by_group(cls, group_ids: Tensor, groups: Sequence[int], device: torch.device | None = None) -> "GroupOrder":
@@ -104,7 +111,7 @@ class GroupOrder:
         device = group_ids.device if device is None else device
         numbers = group_ids.numpy(force=True)
         if (numbers[1:] >= numbers[:-1]).all():
-            starts = first = np.searchsorted(numbers, groups)
+            starts = first = numbers.searchsorted(groups)
             permutation = None
         else:
             places = numbers.argsort(kind="stable")
@@ -113,11 +120,21 @@ class GroupOrder:
         bounds = list(pairwise([*starts.tolist(), len(numbers)]))
         return cls(permutation, bounds, moved(torch.from_numpy(first), device))
 
-    @cached_property
-    def members(self) -> Tensor:
-        """See `GroupOrder`."""
-        numbers = np.repeat(np.arange(len(self.bounds)), [end - start for start, end in self.bounds])
-        return moved(torch.from_numpy(numbers == np.arange(len(self.bounds))[:, None]), self.first.device)
+    def members_of(self, positions: int) -> Tensor:
+        """[positions, G, 1] which positions of the sorted batch are whose, where each example has as many of them."""
+        kept = self._kept.get(positions)
+        if kept is None:
+            each = positions // max(self.bounds[-1][1], 1)
+            numbers = np.repeat(np.arange(len(self.bounds)), [each * (end - start) for start, end in self.bounds])
+            places = numbers[:, None, None] == np.arange(len(self.bounds))[:, None]
+            kept = self._kept[positions] = moved(torch.from_numpy(places), self.first.device)
+        return kept
+
+    def zero_of(self, dtype: torch.dtype) -> Tensor:
+        """A zero of that type, where the examples are."""
+        if dtype not in self._kept:
+            self._kept[dtype] = torch.zeros((), dtype=dtype, device=self.first.device)
+        return self._kept[dtype]
 
     @classmethod
     def one_group(cls, batch: int, device: torch.device) -> "GroupOrder":
@@ -205,6 +222,26 @@ class LayerRule(ABC):
             targets[name].zero_()
         if any(gradient is not None for gradient in gradients):
             self.add_gradients(call, gradients, order, targets)
+
+    def small_gradients(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        order: GroupOrder,
+        names: Collection[str],
+        dtype: torch.dtype,
+    ) -> dict[str, Tensor] | None:
+        """The weight gradients of all groups of a layer so small that calls count and not work; None to leave it.
+
+        Args:
+            call, gradients, order: as for `form_gradients`.
+            names: of the wanted parameters in the module.
+            dtype: of the result.
+
+        Returns:
+            {name: [G, numel]}, or None: `form_gradients` is asked then, as by default.
+        """
+        return None
 
     def weighted_gradients(
         self,

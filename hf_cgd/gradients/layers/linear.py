@@ -184,20 +184,50 @@ class LinearRule(LayerRule):
         dtype = next(iter(targets.values())).dtype
         if work > SMALL_WORK or len(order.bounds) < 2 or gradient.dtype != dtype or inputs.dtype != dtype:
             return False
-        left, right = order.sorted(gradient).flatten(0, -2), order.sorted(inputs).flatten(0, -2)
-        members = order.members
-        if len(left) > members.shape[1]:
-            members = members.repeat_interleave(len(left) // members.shape[1], dim=1)
-        members, zero = members[:, None], left.new_zeros(())
-        if "weight" in targets:
-            rows, columns = self._by_dimension(left, right)
-            # The others' rows become zero, not their products: what is not finite stays in its own group.
-            products = torch.where(members, rows.T, zero).reshape(-1, len(rows)) @ columns
-            products = products.view(len(members), -1)
-            targets["weight"].copy_(products) if write_over else targets["weight"].add_(products)
-        if "bias" in targets:
-            targets["bias"] += torch.where(members, left.T, zero).sum(dim=2)
+        found = self._products_at_once(gradient, inputs, order, targets)
+        for name, products in found.items():
+            if write_over and name == "weight":
+                targets[name].copy_(products)
+            else:
+                targets[name].add_(products)
         return True
+
+    def small_gradients(
+        self,
+        call: LayerCall,
+        gradients: OutputGradients,
+        order: GroupOrder,
+        names: Collection[str],
+        dtype: torch.dtype,
+    ) -> dict[str, Tensor] | None:
+        """See `LayerRule.small_gradients`."""
+        gradient, inputs = gradients[0], call.inputs
+        if gradient is None or gradient.dtype != dtype or inputs.dtype != dtype:
+            return None
+        if len(order.bounds) * gradient.numel() * inputs.shape[-1] > SMALL_WORK:
+            return None
+        return self._products_at_once(gradient, inputs, order, names)
+
+    def _products_at_once(
+        self, gradient: Tensor, inputs: Tensor, order: GroupOrder, names: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The gradients [G, numel] of all groups, in one product over the whole batch."""
+        left, right = order.sorted(gradient), order.sorted(inputs)
+        if left.ndim > 2:
+            left, right = left.flatten(0, -2), right.flatten(0, -2)
+        positions = left.shape[0]
+        members, zero = order.members_of(positions), order.zero_of(left.dtype)
+        # The others' rows become zero, not their products: what is not finite stays in its own group.
+        own = torch.where(members, left[:, None], zero)
+        found: dict[str, Tensor] = {}
+        if "weight" in names:
+            rows, columns = self._by_dimension(left, right)
+            of_groups = own if rows is left else torch.where(members, rows[:, None], zero)
+            products = torch.mm(of_groups.view(positions, -1).T, columns)
+            found["weight"] = products.view(members.shape[1], -1)
+        if "bias" in names:
+            found["bias"] = own.sum(dim=0)
+        return found
 
 
 class TransposedLinearRule(LinearRule):

@@ -55,7 +55,7 @@ def takes_one_tensor(module: nn.Module, arguments: tuple[Any, ...], keywords: di
 
 def _outputs_again(call: LayerCall, chosen: Tensor | None, batch: int) -> list[Tensor]:
     """The outputs of a second run, of all examples or of the chosen ones."""
-    with call.autocast:
+    with call.as_cast():
         arguments, keywords = _rows(call.arguments, chosen, batch), _rows(call.keywords, chosen, batch)
         every = list(tensors_in(call.module(*arguments, **keywords)))
     if call.output_places and len(every) <= max(call.output_places):

@@ -87,6 +87,10 @@ class Head(ABC):
     def labelled(self, labels: Tensor) -> Tensor:
         """Which examples [B] have a label; others count in no mean."""
 
+    def all_labelled(self, labels: Tensor) -> bool:
+        """Whether all examples are known to have one; False where it is not known without a wait for a device."""
+        return False
+
     def num_tokens(self, labels: Tensor) -> Tensor:
         """How many tokens of each example [B] have a label; 1 or 0 where labels do not belong to tokens."""
         return self.labelled(labels).long()

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from hf_cgd.models.example_losses import (
     CLASSIFICATION,
+    all_labelled,
     example_losses,
     infer_problem_type,
     is_labelled,
@@ -47,6 +48,10 @@ class ExampleHead(Head):
         if self.has_classes:
             return is_labelled(labels)
         return torch.ones(len(labels), dtype=torch.bool, device=labels.device)
+
+    def all_labelled(self, labels: Tensor) -> bool:
+        """See `Head.all_labelled`."""
+        return not self.has_classes or all_labelled(labels)
 
     def num_outputs(self, network: nn.Module) -> int | None:
         """See `Head.num_outputs`."""
