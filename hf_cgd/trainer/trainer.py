@@ -16,6 +16,7 @@ from hf_cgd.metrics.values import without_arrays
 from hf_cgd.models.outputs import class_names_of, logits_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.accumulation import AccumulatingTrainer
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
 from hf_cgd.trainer.diagnosis import STEPS, diagnose
@@ -38,7 +39,7 @@ from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
 class GroupRobustTrainer(
-    PushingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer
+    PushingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer, AccumulatingTrainer
 ):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
@@ -225,6 +226,7 @@ class GroupRobustTrainer(
                 return losses
 
             loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen)
+        loss = self._share_of_step(loss)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -257,11 +259,6 @@ class GroupRobustTrainer(
     def _has_own_loss(self) -> bool:
         """Whether a subclass overrides `compute_loss`."""
         return getattr(self.compute_loss, "__func__", None) is not GroupRobustTrainer.compute_loss
-
-    def _scale_as_the_parent(self, as_the_parent: bool) -> None:
-        """Tell the parent whether to divide the loss by the number of accumulated micro-batches."""
-        self.model_accepts_loss_kwargs = as_the_parent and self._parent_accepts_loss_kwargs
-        self.loss_is_scaled_for_ga = type(self).loss_is_scaled_for_ga if as_the_parent else False
 
     @property
     def _uses_parent_loss(self) -> bool:
