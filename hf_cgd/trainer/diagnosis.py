@@ -22,7 +22,7 @@ STEPS = 20
 """Steps of a probe."""
 _SWAPPED = (
     "robust_loss", "group_objective", "_forward", "_example_weights", "_reference", "_batches_left", "_seen", "_drawn",
-    "model_accepts_loss_kwargs", "loss_is_scaled_for_ga",
+    "model_accepts_loss_kwargs", "loss_is_scaled_for_ga", "_divides_here",
 )  # fmt: skip
 """What the trainer has for its own objective, and for the time of the probe for another one."""
 

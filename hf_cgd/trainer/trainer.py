@@ -17,6 +17,7 @@ from hf_cgd.models.heads import ExampleHead, Head
 from hf_cgd.models.outputs import class_names_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.accumulation import AccumulatingTrainer
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
 from hf_cgd.trainer.diagnosis import STEPS, diagnose
@@ -40,7 +41,12 @@ from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
 class GroupRobustTrainer(
-    PushingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer
+    PushingTrainer,
+    EvaluatingTrainer,
+    WholeWeightsTrainer,
+    WorstGroupSearch,
+    GroupCheckpointTrainer,
+    AccumulatingTrainer,
 ):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
@@ -255,6 +261,7 @@ class GroupRobustTrainer(
 
             reference = self._reference_losses(inputs, labels, beside) if trains else None
             loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen, weighed, reference)
+        loss = self._share_of_step(loss)
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -294,11 +301,6 @@ class GroupRobustTrainer(
     def _has_own_loss(self) -> bool:
         """Whether a subclass overrides `compute_loss`."""
         return getattr(self.compute_loss, "__func__", None) is not GroupRobustTrainer.compute_loss
-
-    def _scale_as_the_parent(self, as_the_parent: bool) -> None:
-        """Tell the parent whether to divide the loss by the number of accumulated micro-batches."""
-        self.model_accepts_loss_kwargs = as_the_parent and self._parent_accepts_loss_kwargs
-        self.loss_is_scaled_for_ga = type(self).loss_is_scaled_for_ga if as_the_parent else False
 
     @property
     def _uses_parent_loss(self) -> bool:
