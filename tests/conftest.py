@@ -4,7 +4,7 @@ import machine  # isort: skip  # First: it sets the environment that the others 
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     # The end of every run collects garbage: not through all modules each time, which takes longer than the run.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def freeze_what_is_left() -> Iterator[None]:
+    """What a file's tests imported stays, and need not be looked through either."""
+    yield
     gc.collect()
     gc.freeze()
 

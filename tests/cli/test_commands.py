@@ -161,7 +161,8 @@ def test_a_mistake_ends_in_words(
     write_table(folder / "other.csv", rows() | {"label": ["happy", "sad"] * 20})
     code, out, error = run(*words)
     assert code == 2 and message in error, error
-    assert "Traceback" not in error and len(error.splitlines()) <= 4, error
+    # A progress bar goes over its own line as often as there is time to.
+    assert "Traceback" not in error and len(error.strip().split("\n")) <= 4, error
     assert out == "" or not words
 
 
