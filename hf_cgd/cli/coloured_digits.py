@@ -144,9 +144,9 @@ def run(options: Namespace) -> None:
         print(f"{title:28}" + "".join(f"{cell:>17}" for cell in cells))
     print("\n* over the sources as often as they occur in training")
     print(
-        "Look at: 'misleading', where the colour shortcut fails; and the weight of 'careless', whose labels are noise.\n"
-        "Equal weights are hard to beat, but not by CGD with consensus: it lets go of the noisy group and holds the rare "
-        "hard one."
+        "Look at: 'misleading', where the colour shortcut fails; and the weight of 'careless', whose labels are noise."
+        "\nEqual weights are hard to beat, but here CGD with consensus does: it lets go of the noisy group and holds the "
+        "rare hard one."
     )
     figure = comparison_figure(reports, histories, highlight=["matching", "misleading", "careless"])
     print("Picture:", ", ".join(str(file) for file in save_figure(figure, options.output)))
