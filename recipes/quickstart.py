@@ -13,11 +13,11 @@ and batch are the same for all methods; Group-DRO and CGD take the package's def
 Group-DRO (.79; .72 at 0.01); ERM had .44, equal weights .81. To see such a row:
 --split validation --first_seed 100 --seeds 5 --step_size 0.003
 
-The rule that it shows: equal weights are the first thing to try, and hard to beat by the highest loss (Group-DRO
-follows `careless`) or by the paper's CGD (within the spread over seeds). They are not the best where one group is noisy
-and another is rare and hard, since these want different weights. `cross_terms="consensus"`, looked at on the validation
-seeds above first, lets go of `careless` and holds `misleading`, which ends up right more often, at the cost of a point
-or two of `matching`.
+The rule that it shows: equal weights are the first thing to try. Group-DRO, which follows the highest loss, is behind
+them, and the paper's CGD within the spread over seeds. But they are not the best where the groups deserve different
+weights: `cross_terms="consensus"`, looked at on the validation seeds above first, takes weight from `careless` and from
+`matching`, which teaches the shortcut, and `misleading` ends up right more often with every seed, at the cost of a
+point or two of `matching`.
 
     python recipes/quickstart.py        or        accelerate launch recipes/quickstart.py        or        hf-cgd demo
 """

@@ -145,8 +145,8 @@ def run(options: Namespace) -> None:
     print("\n* over the sources as often as they occur in training")
     print(
         "Look at: 'misleading', where the colour shortcut fails; and the weight of 'careless', whose labels are noise."
-        "\nEqual weights are hard to beat, but here CGD with consensus does: it lets go of the noisy group and holds the "
-        "rare hard one."
+        "\nGroup-DRO follows the noise and is behind equal weights; CGD with consensus takes weight from the noise and "
+        "from 'matching', which teaches the shortcut."
     )
     figure = comparison_figure(reports, histories, highlight=["matching", "misleading", "careless"])
     print("Picture:", ", ".join(str(file) for file in save_figure(figure, options.output)))
