@@ -15,7 +15,7 @@ Group-DRO (.79; .72 at 0.01); ERM had .44, equal weights .81. To see such a row:
 
 The rule that it shows: equal weights are the first thing to try. Group-DRO, which follows the highest loss, is behind
 them, and the paper's CGD within the spread over seeds. But they are not the best where the groups deserve different
-weights: `cross_terms="consensus"`, looked at on the validation seeds above first, takes weight from `careless` and from
+weights: `cross_terms="consensus"`, first looked at on those validation seeds, takes weight from `careless` and from
 `matching`, which teaches the shortcut, and `misleading` ends up right more often with every seed, at the cost of a
 point or two of `matching`.
 

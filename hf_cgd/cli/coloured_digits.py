@@ -145,7 +145,7 @@ def run(options: Namespace) -> None:
     print("\n* over the sources as often as they occur in training")
     print(
         "Look at: 'misleading', where the colour shortcut fails; and the weight of 'careless', whose labels are noise."
-        "\nGroup-DRO follows the noise and is behind equal weights; CGD with consensus takes weight from the noise and "
+        "\nGroup-DRO follows the noise and is behind equal weights; CGD with consensus takes weight from noise and "
         "from 'matching', which teaches the shortcut."
     )
     figure = comparison_figure(reports, histories, highlight=["matching", "misleading", "careless"])
