@@ -30,7 +30,7 @@ def main() -> None:
         splits = quickstart.make_splits(seed)
         size = len(splits["validation"]) // len(quickstart.COUNTS)
         held_out = [row for place, row in enumerate(splits["validation"]) if place % size < args.images]
-        trainer = quickstart.train(args.objective, splits, seed, options)
+        trainer = quickstart.train({"objective": args.objective}, splits, seed, options)
         for values, retrain in ((before, False), (after, True)):
             if retrain:
                 print(last_layer_retraining(trainer.model, held_out, "group", batch_size=4096, seed=seed))

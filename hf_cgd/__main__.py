@@ -24,7 +24,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("hf_cgd.cli.demo", "A shortcut, a noisy group, four methods; offline, about a minute."),
+    "demo": Command("hf_cgd.cli.demo", "A shortcut, a noisy group, five methods; offline, about a minute."),
     "groups": Command("hf_cgd.cli.groups", "Look at data: counts, suspicious correlations, small groups."),
     "train": Command("hf_cgd.cli.train", "Train a text or image classifier on your own data."),
     "evaluate": Command("hf_cgd.cli.evaluate", "How each group fares under a model that is there already."),

@@ -9,8 +9,8 @@ def main(words: Sequence[str]) -> None:
     """Run it."""
     parser = parser_of(
         "demo",
-        "A shortcut, a noisy group, and what ERM, equal weights, Group-DRO and CGD make of them: handwritten digits\n"
-        "from seven sources, offline, about a minute on a CPU. Ends with a table and a picture.",
+        "A shortcut, a noisy group, and what ERM, equal weights, Group-DRO, CGD and CGD with consensus make of them:\n"
+        "handwritten digits from seven sources, offline, about a minute on a CPU. Ends with a table and a picture.",
         ("demo", "demo --seeds 1", "demo --split validation --first_seed 100 --seeds 5 --step_size 0.003"),
     )
     parser.add_argument(

@@ -343,7 +343,7 @@ def test_groups_are_looked_at(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_demo_runs_without_a_recipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coloured_digits, "METHODS", {"CGD": "cgd"})
+    monkeypatch.setattr(coloured_digits, "METHODS", {"CGD": coloured_digits.METHODS["CGD, consensus"]})
     monkeypatch.setattr(coloured_digits, "STEPS", 40)
     code, out, _ = run("demo", "--seeds", "1", "--output", tmp_path / "demo.png")
     table = dict(line.rsplit(maxsplit=1) for line in out.splitlines() if re.search(r"\d\.\d{3}$", line))
