@@ -32,23 +32,26 @@ def main(arguments: Sequence[str] | None = None) -> list[ChoiceResult]:
         "--ordinary", action="store_true", help="Batches as the examples come, in place of ones balanced by group."
     )
     parser.add_argument("--first_seed", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--rows", type=int, help="Of a table, take so many at random; all unless given.")
+    parser.add_argument(
+        "--spoilt", type=int, help="Number of a table's group, four in five of whose training labels are redrawn."
+    )
     options = parser.parse_args(arguments)
     results = []
     with readable_errors():
         if options.seeds < 2:
             raise ValueError(f"Half of the seeds choose and half report: expected 2 or more, got {options.seeds}.")
-        for task, names in _tasks(options):
-            results.append(
-                choice_study(task, options.seeds, options.steps, options.batch_size, names, not options.ordinary)
-            )
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        for task, names in _tasks(options, seeds):
+            ways = options.steps, options.batch_size, names, not options.ordinary
+            results.append(choice_study(task, seeds, *ways))
             print(f"{choice_table(results[-1:])}\n\n{probe_table(results[-1:])}\n", flush=True)
     if len(results) > 1:
         print(choice_table(results))
     return results
 
 
-def _tasks(options: argparse.Namespace) -> Iterator[tuple[cosines.StudyTask, Sequence[str]]]:
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
+def _tasks(options: argparse.Namespace, seeds: Sequence[int]) -> Iterator[tuple[cosines.StudyTask, Sequence[str]]]:
     if options.data == "simple":
         for name in options.settings or list(simple.SETTINGS):
             yield cosines.simple_task(name, seeds), simple.SETTINGS[name].groups
@@ -58,9 +61,10 @@ def _tasks(options: argparse.Namespace) -> Iterator[tuple[cosines.StudyTask, Seq
             yield cosines.mnist_task(name, seeds, digits), ()
     else:
         features, labels, ids, names = read_table(
-            options.data, options.label, options.group_columns, options.leave_out
+            options.data, options.label, options.group_columns, options.leave_out, options.rows
         )
-        yield table_task(Path(options.data).stem, features, labels, ids, seeds, ([0], names[0])), names
+        title, watched = Path(options.data).stem, ([0], names[0])
+        yield table_task(title, features, labels, ids, seeds, watched, spoilt=options.spoilt), names
 
 
 if __name__ == "__main__":

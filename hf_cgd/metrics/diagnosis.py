@@ -95,12 +95,13 @@ class GroupDiagnosis:
         if self.stands_apart is None:
             return (
                 "No group stands apart: these numbers do not tell the objectives apart. Try equal weights in balanced "
-                "batches first (objective='erm_uw'), and others beside it on validation."
+                "batches first (objective='erm_uw'), and objective='cgd', cross_terms='consensus' beside it on "
+                "validation."
             )
         return (
             f"{self.names[self.stands_apart]!r} has the highest loss, and its gradient opposes the others', which "
             "agree: it may be noisy. Not Group-DRO, which would follow it, but objective='cgd', "
-            "self_term='split_half', or equal weights (objective='erm_uw')."
+            "cross_terms='consensus', or equal weights (objective='erm_uw')."
         )
 
 

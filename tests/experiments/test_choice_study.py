@@ -53,6 +53,20 @@ def test_a_table_is_split_by_group(table: Path) -> None:
     assert [tuple(layer.shape) for layer in task.layers] == [(2, 4, 4), (2, 5, 2)]
 
 
+def test_a_group_is_spoilt_in_training_alone(table: Path) -> None:
+    features, labels, ids, names = read_table(table, "late", ["label", "place"])
+    plain, spoilt = (table_task("Trips", features, labels, ids, [0, 1], ([0], names[0]), spoilt=s) for s in (None, 3))
+    for split in ("train", "validation", "test"):
+        assert torch.equal(plain.splits[split].features, spoilt.splits[split].features)
+        other = plain.splits[split].labels != spoilt.splits[split].labels
+        assert bool(other.any()) == (split == "train")
+        assert set(plain.splits[split].group_ids[other.numpy()]) <= {3}
+    # Of 2 x 48 labels four in five are drawn from two classes.
+    assert 0.25 < (plain.splits["train"].labels != spoilt.splits["train"].labels).sum().item() / 96 < 0.55
+    fewer, *_ = read_table(table, "late", ["late"], rows=100)
+    assert len(fewer) == 100 and set(fewer[:, 0]) < set(features[:, 0])
+
+
 @pytest.mark.parametrize(
     ("label", "groups", "message"),
     [("late", ["town"], "the columns town"), ("late", ["number"], "20 examples or more in each group, got 1")],
@@ -124,5 +138,8 @@ def test_script(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "label:1 place:7" in printed and "cgd, split halves" in printed
     worst = result.scores("erm_uw")
     assert worst.shape == (1,) and f"{worst[0]:.1f}" in printed
+    ordinary = ["--ordinary", "--first_seed", "4", "--rows", "200", "--spoilt", "1"]
+    (other,) = script["main"]([*line, *ordinary, "--seeds", "2", "--steps", "3", "--batch_size", "16"])
+    assert sum(other.counts) == 120 and "cgd, consensus" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="expected 2 or more, got 1"):
         script["main"]([*line, "--seeds", "1"])

@@ -61,17 +61,27 @@ class ChoiceResult:
 
 
 def choice_study(
-    task: StudyTask, seeds: int, steps: int, batch_size: int, names: Sequence[str] = (), balanced: bool = True
+    task: StudyTask,
+    seeds: Sequence[int],
+    steps: int,
+    batch_size: int,
+    names: Sequence[str] = (),
+    balanced: bool = True,
 ) -> ChoiceResult:
     """Probe a setting and train all methods on it; half of the seeds choose, the others report.
 
-    The probe's batches are balanced in any case; those of the runs as `balanced` says.
+    Args:
+        task: what on.
+        seeds: those that it was drawn with, for the order of the examples as well.
+        steps, batch_size: of the runs.
+        names: of the groups.
+        balanced: whether the runs' batches hold all groups equally often; those of the probe do in any case.
     """
     ids = task.splits["train"].group_ids
-    orders = np.stack([orders_of(own, batch_size, steps, seed, balanced) for seed, own in enumerate(ids)])
+    orders = [orders_of(own, batch_size, steps, seed, balanced) for seed, own in zip(seeds, ids, strict=True)]
     probes = probe(task, batch_size, WARM_UP, PROBED, names)
     counts = tuple(np.bincount(ids[0]).tolist())
-    return ChoiceResult(task, counts, probes, train(task, METHODS, SEARCH, orders), seeds // 2)
+    return ChoiceResult(task, counts, probes, train(task, METHODS, SEARCH, np.stack(orders)), len(seeds) // 2)
 
 
 def choice_table(results: Sequence[ChoiceResult]) -> str:

@@ -15,8 +15,12 @@ SMALLEST_GROUP = 20
 """Examples of a group, over all splits, below which a group says nothing about itself."""
 
 
+SPOILT_SHARE = 0.8
+"""Of the training labels of a spoilt group, this share is drawn at random."""
+
+
 def read_table(
-    path: str | Path, label: str, groups: Sequence[str], leave_out: Sequence[str] = ()
+    path: str | Path, label: str, groups: Sequence[str], leave_out: Sequence[str] = (), rows: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
     """Features [N, D], labels [N], group ids [N] and the K names of the groups, from a CSV file of numbers.
 
@@ -26,6 +30,7 @@ def read_table(
         groups: columns whose values, crossed, are the groups; "label" among them stands for the classes. They are
             features as well, but for the label.
         leave_out: columns that are no features, as those that tell the label in other words.
+        rows: take so many at random, the same at every call; None for all.
 
     Raises:
         ValueError: a column that is not there or holds something else than numbers, or too small a group.
@@ -37,6 +42,8 @@ def read_table(
             f"{path}: expected numbers in every cell and the columns {', '.join(missing) or label}. It has "
             f"{', '.join(map(str, table.columns[:20]))}. Name others, or fill its empty cells."
         )
+    if rows is not None:
+        table = table.sample(min(rows, len(table)), random_state=0)
     labels = np.unique(table[label], return_inverse=True)[1]
     values = [labels if name == "label" else table[name].astype(int).to_numpy() for name in groups]
     kinds, ids = np.unique(np.stack(values, axis=1), axis=0, return_inverse=True)
@@ -59,6 +66,7 @@ def table_task(
     seeds: Sequence[int],
     watched: tuple[list[int], str],
     hidden: int = HIDDEN,
+    spoilt: int | None = None,
 ) -> StudyTask:
     """A table as a setting: each seed splits the rows anew, and features have mean 0 and deviation 1 in training.
 
@@ -70,6 +78,7 @@ def table_task(
         seeds: S of them.
         watched: see `StudyTask`.
         hidden: units of the one hidden layer; 0 for a linear classifier.
+        spoilt: a group whose training labels are drawn at random for `SPOILT_SHARE` of its examples; None for none.
     """
     drawn: dict[str, list[np.ndarray]] = {name: [] for name in SHARES}
     for seed in seeds:
@@ -89,6 +98,13 @@ def table_task(
     for name, rows_of in drawn.items():
         rows = np.stack(rows_of)
         scaled = torch.from_numpy((features[rows] - means) / np.where(spreads > 0, spreads, 1)).clamp(-10, 10)
-        splits[name] = Split(with_ones(scaled), torch.from_numpy(labels[rows]), group_ids[rows])
+        shown = labels[rows]
+        if name == "train" and spoilt is not None:
+            for number, seed in enumerate(seeds):
+                random = np.random.default_rng(1000 + seed)
+                own = np.flatnonzero(group_ids[rows[number]] == spoilt)
+                wrong = own[random.random(len(own)) < SPOILT_SHARE]
+                shown[number, wrong] = random.integers(0, labels.max() + 1, len(wrong))
+        splits[name] = Split(with_ones(scaled), torch.from_numpy(shown), group_ids[rows])
     sizes = [features.shape[1], *([hidden] if hidden else []), int(labels.max()) + 1]
     return StudyTask(title, watched, splits, first_layers(sizes, seeds, torch.float32))
