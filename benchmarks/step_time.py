@@ -221,20 +221,40 @@ def ratios(
     return result
 
 
+def first_steps(steps: Steps, method: str, rounds: int, clock: Callable[[], float]) -> list[float]:
+    """Times of the first steps of new trainers, which check the engine, over those of the stock step right after."""
+    steps.erm()
+    result = []
+    for _ in range(rounds):
+        step, times = steps.method(method), []
+        for each in (step, steps.erm):
+            start = clock()
+            each()
+            times.append(clock() - start)
+        result.append(times[0] / times[1])
+    return result
+
+
 def peak_memory(name: str, method: str | None, threads: int, queue: Any) -> None:
-    """Growth of this process's resident set in steps after the first one (which checks the engine), in MiB; Linux."""
+    """Growth of this process's resident set in the first step, which checks the engine, and in later ones, in MiB.
+
+    Linux only.
+    """
     torch.set_num_threads(threads)
     steps = Steps(SETTINGS[name])
     step = steps.erm if method is None else steps.method(method)
     start = _resident("VmRSS")
+    # A new process starts with its parent's peak.
+    Path("/proc/self/clear_refs").write_text("5")
     step()
-    # What the first step took is given back, and a new process starts with its parent's peak.
+    first = _resident("VmHWM")
+    # What the first step took is given back.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     for _ in range(3):
         step()
-    queue.put((_resident("VmHWM") - start) / 1024)
+    queue.put(((first - start) / 1024, (_resident("VmHWM") - start) / 1024))
 
 
 def _resident(what: str) -> int:
@@ -243,14 +263,14 @@ def _resident(what: str) -> int:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith(what)))
 
 
-def measure_memory(name: str, method: str | None, threads: int) -> float:
+def measure_memory(name: str, method: str | None, threads: int) -> tuple[float, float]:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=peak_memory, args=(name, method, threads, queue))
     process.start()
-    result = float(queue.get())
+    first, later = queue.get()
     process.join()
-    return result
+    return float(first), float(later)
 
 
 def main() -> None:
@@ -260,28 +280,35 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory too")
+    parser.add_argument("--memory", action="store_true", help="measure peak memory too, of first steps and later ones")
+    parser.add_argument("--first", action="store_true", help="measure first steps, which check the engine, alone")
     parser.add_argument("--output", default="out/benchmark/step_time.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tf.logging.set_verbosity_error()
     results: dict[str, dict[str, Any]] = {}
     print(f"{options.threads} thread(s), {options.clock} time, {options.pairs} pairs, torch {torch.__version__}")
-    print(f"{'setting':20} {'method':44} {'median':>7} {'low':>6} {'high':>6}  memory MiB (ERM)")
+    print(f"{'setting':20} {'method':44} {'median':>7} {'low':>6} {'high':>6}  memory MiB (ERM): first step, later")
     for name in options.settings:
         steps = Steps(SETTINGS[name])
-        rows: dict[str, Callable[[], None]] = {"noise": steps.erm}
+        rows: dict[str, Callable[[], None]] = {} if options.first else {"noise": steps.erm}
         rows |= {method: steps.method(method) for method in options.methods}
         results[name] = {}
         stock_memory = measure_memory(name, None, options.threads) if options.memory else None
         for method, step in rows.items():
             # A second callable, so that the stock step can be set against itself.
-            found = ratios(lambda step=step: step(), steps.erm, options.pairs, CLOCKS[options.clock])  # type: ignore[misc]
+            clock = CLOCKS[options.clock]
+            if options.first:
+                found = first_steps(steps, method, options.pairs, clock)
+            else:
+                found = ratios(lambda step=step: step(), steps.erm, options.pairs, clock)  # type: ignore[misc]
             entry: dict[str, Any] = {"median": statistics.median(found), "low": min(found), "high": max(found)}
             memory = ""
             if options.memory and method != "noise":
                 entry["memory"], entry["memory_erm"] = measure_memory(name, method, options.threads), stock_memory
-                memory = f"{entry['memory']:.0f} ({stock_memory:.0f})"
+                memory = " ".join(
+                    f"{own:.0f} ({stock:.0f})" for own, stock in zip(entry["memory"], stock_memory or (), strict=False)
+                )
             results[name][method] = entry
             print(
                 f"{name:20} {method:44} {entry['median']:7.3f} {entry['low']:6.3f} {entry['high']:6.3f}  {memory}",

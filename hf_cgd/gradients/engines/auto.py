@@ -129,14 +129,14 @@ class AutoEngine(GradientEngine):
 
     def _choose(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], present: int) -> GroupGradients:
         assert self._verdicts is not None
-        exact = self._exact.group_gradients(losses, group_ids, groups)
-        # Overflows under a loss scale, or a loss that is not finite, tell nothing: the next step decides.
-        if not self._everywhere(bool(exact.rows.isfinite().all())):
-            return exact
-        check = StepCheck(self.parameters, exact, losses, group_ids.to(losses.device), groups)
+        self._exact.require_visible(losses)
+        check = StepCheck(self.parameters, self._exact, losses, group_ids.to(losses.device), groups)
         reasons = self._ruled_out.copy()
         for place, candidate in enumerate(self._candidates):
             verdict = check.verdict_on(candidate)
+            # Overflows under a loss scale, or a loss that is not finite, tell nothing: the next step decides.
+            if not self._everywhere(verdict.is_finite):
+                return self._exact.group_gradients(losses, group_ids, groups)
             everywhere = self._everywhere(verdict.exact)
             reason = "another process cannot use it" if verdict.exact and not everywhere else verdict.reason
             reasons.append(f"{candidate.name}: {reason}")
@@ -151,6 +151,9 @@ class AutoEngine(GradientEngine):
                 f"gradient_engine={self._engine!r} cannot be used on {type(self._model).__name__} ({reasons[0]}). Use "
                 "gradient_engine='auto', which then takes one backward pass for each group, or other gradient_layers."
             )
+        exact = self._exact.group_gradients(losses, group_ids, groups)
+        if not self._everywhere(bool(exact.rows.isfinite().all())):
+            return exact
         self._candidates = []
         self._use(self._exact, reasons)
         return exact

@@ -37,15 +37,19 @@ class PerGroupEngine(GradientEngine):
         Raises:
             ValueError: re-entrant gradient checkpointing hides the scope.
         """
-        if not self._checked:
-            _require_visible_parameters(losses, self.parameters)
-            self._checked = True
+        self.require_visible(losses)
         rows = []
         for group in groups:
             in_group = moved(group_ids == group, losses.device, losses.dtype)
             gradients = _gradients(losses, self.parameters, in_group, True)
             rows.append(flatten(gradients, self.parameters))
         return GroupGradients(torch.stack(rows))
+
+    def require_visible(self, losses: Tensor) -> None:
+        """Raise a ValueError where re-entrant checkpointing hides the scope; looked at once."""
+        if not self._checked:
+            _require_visible_parameters(losses, self.parameters)
+            self._checked = True
 
 
 class PerGroupCutEngine(FastEngine):
