@@ -39,7 +39,12 @@ from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
 class GroupRobustTrainer(
-    PushingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer, AccumulatingTrainer
+    PushingTrainer,
+    EvaluatingTrainer,
+    WholeWeightsTrainer,
+    WorstGroupSearch,
+    GroupCheckpointTrainer,
+    AccumulatingTrainer,
 ):
     """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
 
