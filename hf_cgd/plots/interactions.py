@@ -47,7 +47,8 @@ def interactions_figure(cosines: Any, names: Sequence[str], *, title: str | None
         for (row, column), value in np.ndenumerate(values):
             if np.isfinite(value):
                 ink = "white" if abs(value) > 0.6 else "black"
-                axes.text(column, row, f"{value:z.2f}", ha="center", va="center", color=ink, fontsize=text)
+                shown = round(float(value), 2) + 0.0  # Not -0.00.
+                axes.text(column, row, f"{shown:.2f}", ha="center", va="center", color=ink, fontsize=text)
     figure.colorbar(image, ax=axes, label="mean cosine of the gradients", fraction=0.046, pad=0.03)
     add_title(figure, title)
     return figure

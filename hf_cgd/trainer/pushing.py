@@ -42,8 +42,10 @@ class PushingTrainer(PublishingTrainer):
         if self.eval_dataset is not None and not any(self._report_prefixes()):
             self.evaluate()
         try:
+            # Older Trainers have no parameter `private`.
+            given = {} if private is None else {"private": private}
             try:
-                pushed = super().push_to_hub(commit_message, blocking, token, revision, private, **kwargs)
+                pushed = super().push_to_hub(commit_message, blocking, token, revision, **given, **kwargs)
             except ValueError as error:
                 if not str(error).startswith(REJECTED):
                     raise
@@ -150,6 +152,6 @@ def _add_words(error: Exception, words: str) -> None:
     """Add to what an error says, whatever its type."""
     if isinstance(error, HfHubHTTPError):
         error.append_to_message(f"\n{words}")
-    else:
+    elif hasattr(error, "add_note"):  # From Python 3.11 on; before, the log alone has the words.
         error.add_note(words)
     logger.error("%s", words)

@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
-import huggingface_hub.utils._http
 import pytest
 from datasets import Dataset
-from hub_server import TOKEN, HubServer, running_hub
+from hub_server import HubServer, at_this_hub
 from tiny import text_rows, tiny_distilbert
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
@@ -50,21 +48,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GroupRobustTra
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    """A Hub on localhost that huggingface_hub takes for the real one, as it does where HF_ENDPOINT is set."""
-    with running_hub() as server:
-        constants = huggingface_hub.constants
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        changed: dict[str, Any] = {
-            "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_OFFLINE": False,
-            "HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": True,
-        }  # fmt: skip
-        for name, value in changed.items():
-            monkeypatch.setattr(constants, name, value)
-        monkeypatch.setattr("transformers.utils.hub._hf_api", None)
-        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        # The client's waits between its tries.
-        monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", lambda seconds: None)
+    """A Hub on localhost that huggingface_hub takes for the real one."""
+    with at_this_hub(monkeypatch, tmp_path) as server:
         yield server
 
 

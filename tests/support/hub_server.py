@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
+import huggingface_hub.constants
+import huggingface_hub.utils._http
+import pytest
 import yaml
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
@@ -283,3 +287,23 @@ def running_hub() -> Iterator[HubServer]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def at_this_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[HubServer]:
+    """The server, which huggingface_hub takes for the real one, as it does where HF_ENDPOINT is set."""
+    with running_hub() as server:
+        constants = huggingface_hub.constants
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        changed: dict[str, Any] = {
+            "ENDPOINT": server.url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_OFFLINE": False,
+            "HF_HUB_CACHE": str(home / "cache"), "HF_HUB_DISABLE_XET": True,
+        }  # fmt: skip
+        for name, value in changed.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        # The client's waits between its tries.
+        monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", lambda seconds: None)
+        yield server
