@@ -7,12 +7,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.arithmetic import HOST, Arithmetic, moved
+from hf_cgd.arithmetic import HOST, Arithmetic
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.gradients import GradientEngine, GroupGradients, PerGroupEngine
-from hf_cgd.monitors import NONFINITE, NonFinite, PenaltyMonitor
-from hf_cgd.objectives import GroupBatch, GroupStatistics, Objective
+from hf_cgd.monitors import NONFINITE, NonFinite
+from hf_cgd.objectives import GroupStatistics, Objective
 from hf_cgd.objectives.base import require_one_of
 from hf_cgd.robust_loss.batch_groups import BatchGroups
 from hf_cgd.robust_loss.checks import build_checks
@@ -21,16 +21,13 @@ from hf_cgd.robust_loss.excess import ExcessClip, excess_losses, require_referen
 from hf_cgd.robust_loss.group_losses import GroupLossLog
 from hf_cgd.robust_loss.interactions import GroupInteractions
 from hf_cgd.robust_loss.requirements import require_losses_and_ids, require_that_all_fit, require_weights
+from hf_cgd.robust_loss.scalar import WEIGHTS_ENTER, StepScalar, WeightsEnter
 from hf_cgd.robust_loss.state import LossState
 from hf_cgd.robust_loss.uncounted import chosen_rows, drop_uncounted, silence_uncounted
 from hf_cgd.robust_loss.window import StepWindow
 
 WeightTiming = Literal["current", "next"]
 WEIGHT_TIMINGS: tuple[WeightTiming, ...] = get_args(WeightTiming)
-WeightsEnter = Literal["loss", "sampling"]
-WEIGHTS_ENTER: tuple[WeightsEnter, ...] = get_args(WeightsEnter)
-RECORDED = 64
-"""Batches that `record` keeps until they are counted together."""
 
 
 class GroupRobustLoss:
@@ -107,9 +104,6 @@ class GroupRobustLoss:
         if objective.needs_gradients:
             self._engine = engine or PerGroupEngine(parameters)
         self._group_counts = self._arithmetic.move(groups.counts_tensor())
-        self._class_counts: Tensor | None = None
-        if groups.class_counts is not None:
-            self._class_counts = torch.tensor(groups.class_counts).to(self._arithmetic.device)
         self._announced: tuple[Tensor, BatchGroups, Tensor | None] | None = None
         """Losses, groups and reference losses of a batch whose gradients come in the backward pass."""
         self._all_groups = self._arithmetic.zeros(len(groups)) == 0
@@ -127,11 +121,11 @@ class GroupRobustLoss:
             self.objective, self._arithmetic, self._communication, self._engine, self._state.averages
         )
         self._checks = build_checks(self.groups, self.nonfinite, self._arithmetic)
-        self._penalty_monitor = PenaltyMonitor(self.objective.name)
+        self._scalar = StepScalar(
+            self.objective, self.groups, self._window, self._arithmetic, self._communication, self.weights_enter
+        )
         self._group_losses = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
         self._group_excess = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
-        self._recorded: list[tuple[Tensor, Tensor]] = []
-        """Batches of `record` that are not counted yet; many at once cost hardly more than one."""
         self._before_update: LossState | None = None
         self._close_window()
 
@@ -257,7 +251,7 @@ class GroupRobustLoss:
                 losses = silence_uncounted(losses, group_ids, may_look=groups.rows is not None)
                 group_ids = groups.ids_in_groups
             if self._engine is not None and self._engine.timing == "after_backward":
-                loss = self._scalar(losses, group_ids, given)
+                loss = self._scalar(losses, group_ids, given, self._state)
                 self._engine.watch(losses)
                 self._announced = (losses.detach(), groups, reference_losses)
                 return loss
@@ -267,11 +261,9 @@ class GroupRobustLoss:
             if is_last and self.weight_timing == "current":
                 self._move_weights(scale)
             if gradients is None:
-                loss = self._scalar(losses, group_ids, given)
-            elif self.objective.weighs_group_means and not gradients.reads_graph:
-                loss = self._scalar_of_gradients(gradients, losses, group_ids, given, scale)
+                loss = self._scalar(losses, group_ids, given, self._state)
             else:
-                loss = _with_group_gradients(self._scalar(losses, group_ids, given), losses, gradients, scale)
+                loss = self._scalar.of_gradients(gradients, losses, group_ids, given, self._state, scale)
             if is_last and self.weight_timing == "next":
                 self._move_weights(scale)
         if is_last:
@@ -332,47 +324,6 @@ class GroupRobustLoss:
         self._window.add(sums)
         return self._estimator.add(losses, groups, self._window, scale)
 
-    def _batch(self, losses: Tensor, group_ids: Tensor, given: dict[str, Any]) -> GroupBatch:
-        """What the objective sees of this micro-batch."""
-        counts = moved(self._window.counts, losses.device)
-        alpha = None if self.alpha is None else moved(self.alpha, losses.device)
-        if alpha is not None and self.weights_enter == "sampling":
-            alpha = counts / counts.sum().clamp_min(1)
-        group_ids = moved(group_ids, losses.device)
-        if self.objective.reads:
-            present = self._window.present if self.knows_groups else None
-            given |= {"communication": self._communication, "step": self.steps, "present": present}
-        if "class_counts" in self.objective.reads:
-            assert self._class_counts is not None
-            given["class_counts"] = moved(self._class_counts, losses.device)
-        return GroupBatch(losses, group_ids, counts, alpha, **given, arithmetic=self._arithmetic)
-
-    @property
-    def _parts(self) -> int:
-        """Makes up for the division by the number of micro-batches (Trainer) and of processes (DDP)."""
-        return self._window.micro_batches * self._communication.num_processes
-
-    def _scalar_of_gradients(
-        self, gradients: GroupGradients, losses: Tensor, group_ids: Tensor, given: dict[str, Any], scale: Scale
-    ) -> Tensor:
-        """The same as `_with_group_gradients(_scalar(…), …)` where the objective tells the factors of the losses."""
-        batch = self._batch(losses.detach(), group_ids, given)
-        factors, parts = self.objective.example_factors(batch), self._parts
-        coefficients = factors if parts == 1 else factors * parts
-        return _finished(gradients, torch.dot(coefficients, batch.losses), coefficients, scale)
-
-    def _scalar(self, losses: Tensor, group_ids: Tensor, given: dict[str, Any]) -> Tensor:
-        """The objective's scalar for this micro-batch, with the ordinary graph."""
-        output = self.objective.loss(self._batch(losses, group_ids, given))
-        processes = self._communication.num_processes
-        loss = output.loss if self._parts == 1 else output.loss * self._parts
-        if self.objective.expects_penalty(self.steps, len(self.groups)):
-            self._penalty_monitor.observe(output.penalty is not None)
-        if output.penalty is not None:
-            # Its value is the same on all processes, its gradients are to be summed over them.
-            loss = loss + output.penalty + (processes - 1) * (output.penalty - output.penalty.detach())
-        return loss
-
     def _move_weights(self, scale: Scale) -> None:
         state = self._state
         if state.alpha is None:
@@ -421,21 +372,12 @@ class GroupRobustLoss:
 
         `is_last` says that it is the last one of an optimizer step.
         """
-        self._recorded.append((losses, group_ids))
-        if self._arithmetic.fixed_shapes or len(self._recorded) >= RECORDED:
-            self._count_recorded()
+        self._group_losses.add_later(losses, group_ids)
         self._state.steps += is_last
-
-    def _count_recorded(self) -> None:
-        if self._recorded:
-            losses, group_ids = (torch.cat(parts) for parts in zip(*self._recorded, strict=True))
-            self._recorded = []
-            self._group_losses.add(losses, self._groups_of(group_ids))
 
     def drain_group_losses(self) -> dict[str, float]:
         """Mean training loss of each group since the last call, by name; groups without examples are left out."""
         self._read_checks()
-        self._count_recorded()
         return self._group_losses.drain()
 
     def drain_group_excess(self) -> dict[str, float]:
@@ -500,24 +442,3 @@ class GroupRobustLoss:
 def _without_autocast(device: str) -> AbstractContextManager[object]:
     """Full precision within; nothing at all where it is in force anyway."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def _with_group_gradients(loss: Tensor, losses: Tensor, gradients: GroupGradients, scale: Scale) -> Tensor:
-    """A scalar of the same value and gradient as `loss`, for whose gradient the groups' are put to use.
-
-    Args:
-        loss: linear in the losses, with one coefficient for each group.
-        losses: [B].
-        gradients: of the losses times `scale`.
-        scale: of a `GradScaler`.
-    """
-    (coefficients,) = torch.autograd.grad(loss, losses, retain_graph=True)
-    return _finished(gradients, loss, coefficients, scale)
-
-
-def _finished(gradients: GroupGradients, loss: Tensor, coefficients: Tensor, scale: Scale) -> Tensor:
-    """The scalar of the group gradients with the value `loss`; the coefficients [B] are those of the losses."""
-    if isinstance(scale, float) and scale == 1:
-        return gradients.scalar(loss, coefficients)
-    # A power of two changes no digit of the value.
-    return gradients.scalar(loss * scale, coefficients) / scale
