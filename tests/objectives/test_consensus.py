@@ -13,6 +13,7 @@ from tiny import parameters_of, text_dataset
 
 from hf_cgd import CGD, GroupInfo, GroupRobustLoss, GroupRobustTrainer
 from hf_cgd.functional import SMALLEST_SIGNAL, cgd_exponents, cgd_step, consensus_cosines, group_dro_step
+from hf_cgd.gradients import TensorHookEngine
 
 Build = Callable[..., GroupRobustTrainer]
 F64 = torch.float64
@@ -211,5 +212,14 @@ def test_what_does_not_go_together() -> None:
             CGD(cross_terms="consensus", **knob)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cross_terms cannot be set with variant='reference'"):
         CGD(cross_terms="consensus", variant="reference")
+    parameter, model = torch.nn.Parameter(torch.zeros(4)), torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="cross_terms='consensus' want those of halves"):
+        GroupRobustLoss(
+            CGD(cross_terms="consensus"),
+            GroupInfo("ab", [2, 2]),
+            [parameter],
+            weight_timing="next",
+            engine=TensorHookEngine(model, list(model.parameters())),
+        )
     with pytest.raises(ValueError, match="needs self_products"):
         cgd_exponents(torch.ones(2), torch.eye(2), consensus=True)

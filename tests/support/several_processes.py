@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     "cgd accumulated": {**CGD, "micro_batches": 2, "weight_timing": "next"},
     "cgd momentum": {**CGD, "interaction_momentum": 0.8, "save_strategy": "steps", "save_steps": 3},
     "cgd split halves": {**CGD, "self_term": "split_half"},
+    "cgd consensus": {**CGD, "cross_terms": "consensus"},
     "cgd checkpointing": {
         **CGD,
         "gradient_checkpointing": True,

@@ -128,7 +128,7 @@ def expected_collectives(
     calls = []
     for step, groups in enumerate(present):
         # Which half an example is in depends on how many its group has on the processes before.
-        calls.append(("all_reduce", 4 * 8 * (world if case == "cgd split halves" else 1)))
+        calls.append(("all_reduce", 4 * 8 * (world if case in ("cgd split halves", "cgd consensus") else 1)))
         if step == 0:
             calls += [("all_reduce", 4)] * votes
         if case.startswith("cgd"):
@@ -149,7 +149,7 @@ def test_collectives_are_the_same_on_all_processes_and_as_large_as_the_formula_s
     groups = groups_of_rows(rows)
     batches = [Counter(groups[start : start + GLOBAL_BATCH]) for start in range(0, rows, GLOBAL_BATCH)]
     assert {len(batch) for batch in batches} == {3}
-    rows_of_group = 2 if case == "cgd split halves" else 1
+    rows_of_group = 2 if case in ("cgd split halves", "cgd consensus") else 1
     present = [sum(min(count, rows_of_group) for count in batch.values()) for batch in batches]
     votes = 2 if case.startswith("cgd") and case != "cgd per_group" else 0
     for rank in results[processes]:
