@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from hf_cgd.cards import RunRecord, html_report, load_run
+from hf_cgd.cli.command_line import RecipeConfig
+from hf_cgd.cli.output_folder import has_model
 from hf_cgd.metrics import GroupReport
 from hf_cgd.metrics.tables import decimals, markdown, plain
 from hf_cgd.objectives import KNOBS, build_objective, knobs_of
 from hf_cgd.plots import comparison_figure, save_figure
+from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupOptions
 
 OVERALL = {"worst_group_accuracy": "worst group", "accuracy": "average", "adjusted_accuracy": "adjusted average"}
@@ -41,6 +44,34 @@ def compared(values: Mapping[str, Any], objectives: Sequence[str]) -> list[dict[
         own = {option: defaults[option] for option in idle}
         runs.append({**values, **own, "objective": name, "output_dir": str(folder)})
     return runs
+
+
+def begin_or_go_on(config: RecipeConfig) -> None:
+    """Under `resume_from_checkpoint=True` a run of several goes on, or begins where it has no whole checkpoint yet.
+
+    Args:
+        config: of the run; changed where it begins.
+
+    Raises:
+        ValueError: a checkpoint by its path, which can be that of one run only; or a model without a checkpoint.
+    """
+    resume = config.resume_from_checkpoint
+    if not resume:
+        return
+    if resume is not True:
+        raise ValueError(
+            f"compare= resumes each run from its own folder, but resume_from_checkpoint={resume} names one "
+            "checkpoint. Set resume_from_checkpoint=True."
+        )
+    assert config.output_dir is not None
+    if has_model(config.output_dir):
+        return
+    try:
+        begins = last_complete_checkpoint(config.output_dir) is None
+    except ValueError:  # It was stopped while it saved for the first time.
+        begins = True
+    if begins:
+        config.resume_from_checkpoint, config.overwrite_output_dir = None, True
 
 
 def write_comparison(runs: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str], pictures: bool) -> str:

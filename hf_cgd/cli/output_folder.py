@@ -28,6 +28,11 @@ def results_in(folder: str | Path) -> list[str]:
     return [name for name in names if any(pattern.fullmatch(name) for pattern in RESULTS)]
 
 
+def has_model(folder: str | Path) -> bool:
+    """Whether a run that ended has left its model in a folder."""
+    return any(RESULTS[1].fullmatch(name) for name in results_in(folder))
+
+
 def prepare_output(config: GroupRobustConfig, overwrite: bool, trains: bool = True) -> None:
     """Refuse to write over an earlier run unless that, or to resume it, is asked for.
 

@@ -9,7 +9,7 @@ from datasets import DatasetDict
 from transformers import set_seed
 
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors
-from hf_cgd.cli.comparison import compared, write_comparison
+from hf_cgd.cli.comparison import begin_or_go_on, compared, write_comparison
 from hf_cgd.cli.data_check import load_checked
 from hf_cgd.cli.model_inputs import require_images, tokenized, with_pixel_values
 from hf_cgd.cli.networks import image_classifier, text_classifier
@@ -86,6 +86,7 @@ class OwnDataRecipe:
             return run(config, model, splits, processing_class=processor)
         with readable_errors(own, config):
             for one in configs:
+                begin_or_go_on(one)
                 prepare_output(one, one.overwrite_output_dir)
                 # What an earlier run has left is removed now.
                 one.overwrite_output_dir = False

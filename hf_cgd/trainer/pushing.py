@@ -152,6 +152,8 @@ def _add_words(error: Exception, words: str) -> None:
     """Add to what an error says, whatever its type."""
     if isinstance(error, HfHubHTTPError):
         error.append_to_message(f"\n{words}")
-    elif hasattr(error, "add_note"):  # From Python 3.11 on; before, the log alone has the words.
+    elif hasattr(error, "add_note"):  # From Python 3.11 on.
         error.add_note(words)
+    elif error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{words}", *error.args[1:])
     logger.error("%s", words)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -150,7 +151,7 @@ def write_timm_config(model: nn.Module, class_names: Sequence[str], folder: str 
     from timm.models import _hub
 
     names = {"label_names": list(class_names)} if class_names else {}
-    _hub.save_config_for_hf(model, os.path.join(folder, "config.json"), model_config=names)
+    _hub.save_config_for_hf(model, Path(folder) / "config.json", model_config=names)
 
 
 def _task_of(kind: str) -> str | None:

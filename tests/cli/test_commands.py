@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 import hf_cgd
+from hf_cgd import GroupRobustTrainer
 from hf_cgd.__main__ import COMMANDS, main
 from hf_cgd.cli import coloured_digits
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line
@@ -234,6 +235,47 @@ def test_objectives_are_compared_in_one_command(run: Run, folder: Path, tmp_path
     # Where it all is stands at the end of what is printed.
     last = error[error.index(f"In {tmp_path / 'out'}:") :]
     assert all(file in last for files in found["files"].values() for file in files)
+
+
+def test_a_comparison_that_was_stopped_goes_on_where_it_was(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run had ended, the second stood between two checkpoints, the third had not begun."""
+    words = ["train", "text", "--dataset", folder / "d.csv", "--model", folder / "model", "--group_column", "place",
+             "--use_cpu", "--max_steps", 2, "--disable_tqdm", "true", "--save_strategy", "steps", "--save_steps", 1,
+             "--save_total_limit", 2, "--eval_strategy", "steps",
+             "--eval_steps", 1, "--per_device_train_batch_size", 8, "--no_pictures",
+             "--predictions", "--compare", "erm", "group_dro", "cgd", "--output_dir"]  # fmt: skip
+    step, steps = GroupRobustTrainer.training_step, []
+
+    def stops(self: GroupRobustTrainer, *args: Any, **kwargs: Any) -> Any:
+        steps.append(self.group_objective.name)
+        if steps.count("group_dro") == 2:
+            raise KeyboardInterrupt
+        return step(self, *args, **kwargs)
+
+    assert run(*words, tmp_path / "whole")[0] == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(GroupRobustTrainer, "training_step", stops)
+        assert run(*words, tmp_path / "parts")[0] == 130
+    assert steps == ["erm"] * 2 + ["group_dro"] * 2
+    steps.clear()
+    goes_on = [*words, tmp_path / "parts", "--resume_from_checkpoint"]
+    code, _, error = run(*goes_on, tmp_path / "parts/erm/checkpoint-2")
+    assert code == 2 and "names one checkpoint. Set --resume_from_checkpoint True" in " ".join(error.split())
+
+    def counts(self: GroupRobustTrainer, *args: Any, **kwargs: Any) -> Any:
+        steps.append(self.group_objective.name)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(GroupRobustTrainer, "training_step", counts)
+    code, _, error = run(*goes_on, "true")
+    assert code == 0, error
+    assert steps == ["group_dro"] + ["cgd"] * 2
+    files = ["comparison.md", *(f"{name}/predictions_validation.csv" for name in ("erm", "group_dro", "cgd"))]
+    files += [f"{name}/group_report.json" for name in ("erm", "group_dro", "cgd")]
+    for file in files:
+        assert (tmp_path / "parts" / file).read_text() == (tmp_path / "whole" / file).read_text(), file
 
 
 def test_a_run_ends_with_where_things_are(run: Run, folder: Path, tmp_path: Path) -> None:

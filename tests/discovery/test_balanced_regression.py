@@ -1,7 +1,11 @@
 """The regression of the last layer: scikit-learn's own, with the standardisation in its weights."""
 
+from typing import Any
+
 import numpy as np
 import pytest
+import sklearn
+from packaging.version import Version
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -32,7 +36,8 @@ def test_cells_of_one_size_give_scikit_learns_solution(classes: int, intercept: 
     fitted = balanced_regression(
         features, labels, labels, inverse_penalty=0.3, penalty=penalty, subsamples=1, intercept=intercept
     )
-    shape = {"l1_ratio": 1.0, "solver": "liblinear" if classes == 2 else "saga"} if penalty == "l1" else {}
+    lasso: dict[str, Any] = {"l1_ratio": 1.0} if Version(sklearn.__version__) >= Version("1.8") else {"penalty": "l1"}
+    shape = {**lasso, "solver": "liblinear" if classes == 2 else "saga"} if penalty == "l1" else {}
     regression = LogisticRegression(C=0.3, fit_intercept=intercept, max_iter=5000, random_state=0, **shape)
     oracle = make_pipeline(StandardScaler(with_mean=intercept), regression).fit(features, labels)
     scores = features @ fitted.weight.T + fitted.bias
