@@ -3,6 +3,7 @@
 python -m hf_cgd.experiments --help
 """
 
+from hf_cgd.experiments.cluster import Cluster
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.presets import PRESETS, Preset
 from hf_cgd.experiments.records import load_results
@@ -14,6 +15,7 @@ from hf_cgd.experiments.workers import Failure
 __all__ = [
     "PRESETS",
     "Choice",
+    "Cluster",
     "Failure",
     "Grid",
     "Outcome",

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from hf_cgd.cli import readable_errors
+from hf_cgd.experiments.cluster import Cluster
 from hf_cgd.experiments.grid import Grid, has_option
 from hf_cgd.experiments.presets import PRESETS, Preset
 from hf_cgd.experiments.records import load_results
@@ -62,7 +63,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError(f"--workers must be at least 1, got {own.workers}.")
             print(f"{len(grid.search_runs())} runs to choose from, in {folder}", file=sys.stderr)
             launcher = shlex.split(own.launcher) if own.launcher else (sys.executable,)
-            outcome = run_grid(grid, folder, workers=own.workers, launcher=launcher, keep_models=own.keep_models)
+            cluster = None
+            if own.cluster is not None:
+                given = _choices(own.cluster_options)
+                cluster = Cluster({name: value[0] for name, value in given.items() if value}, own.cluster)
+            elif own.cluster_options:
+                raise ValueError("--cluster_options are those of a scheduler: name it, --cluster slurm.")
+            outcome = run_grid(
+                grid, folder, workers=own.workers, launcher=launcher, keep_models=own.keep_models, cluster=cluster
+            )
         _show(preset, outcome, folder)
     for failure in outcome.failures:
         print(f"Failed: {failure}", file=sys.stderr)
@@ -100,6 +109,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--columns", nargs="+", help="Metrics that the table shows.")
     parser.add_argument("--workers", type=int, default=1, help="Runs at a time.")
     parser.add_argument("--launcher", help='Instead of python, such as "accelerate launch --num_processes 2".')
+    parser.add_argument("--cluster", choices=("slurm", "local"), help="Runs are jobs of a scheduler, by submitit.")
+    parser.add_argument(
+        "--cluster_options",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help="What a job is given: timeout_min=600 gpus_per_node=1 cpus_per_task=8 slurm_partition=gpu.",
+    )
     parser.add_argument("--output_dir", help="Folder of the runs; outputs/experiments/<grid> by default.")
     parser.add_argument("--keep_models", action="store_true", help="Keep models and checkpoints of finished runs.")
     parser.add_argument("--fast", action="store_true", help="A preset's small version: does everything run?")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_cgd.experiments.cluster import Cluster, JobPool
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.records import load_results
 from hf_cgd.experiments.selection import Choice, RunResult, choose, reported_runs
@@ -36,6 +37,7 @@ def run_grid(
     launcher: Sequence[str] = (sys.executable,),
     keep_models: bool = False,
     progress: bool = True,
+    cluster: Cluster | None = None,
 ) -> Outcome:
     """Run what has not finished, choose on validation, run the choice with the remaining seeds.
 
@@ -49,15 +51,23 @@ def run_grid(
         launcher: words of the command before the recipe, such as `("accelerate", "launch", "--num_processes", "2")`.
         keep_models: keep models and checkpoints of finished runs as well.
         progress: show a bar.
+        cluster: hand the runs to a scheduler, as jobs; `workers` are then the runs at a time among all machines. None
+            for this machine. An interrupted call leaves its jobs to the scheduler, and the next one waits for them.
+
     Raises:
         FileNotFoundError: there is no such recipe.
+        ImportError: `cluster` without submitit.
         ValueError: no worker, or a folder that holds runs with other options.
     """
     if workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}.")
     if not Path(grid.recipe).is_file():
         raise FileNotFoundError(f"Expected the path of a recipe, got {grid.recipe!r}. Start from its repository.")
-    pool = WorkerPool(grid, Path(output_dir), workers, tuple(launcher), keep_models, progress)
+    pool: WorkerPool | JobPool
+    if cluster is None:
+        pool = WorkerPool(grid, Path(output_dir), workers, tuple(launcher), keep_models, progress)
+    else:
+        pool = JobPool(grid, Path(output_dir), workers, tuple(launcher), keep_models, progress, cluster)
     # Before anything starts, so that other options are refused at once.
     pool.results = {result.run: result for result in load_results(grid, output_dir)}
     pool.finish(grid.search_runs())

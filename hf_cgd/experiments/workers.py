@@ -81,7 +81,7 @@ class WorkerPool:
         waiting = [run for run in runs if run not in self.results]
         bar = tqdm(total=len(runs), initial=len(runs) - len(waiting), unit="run", disable=not self.progress)
         with bar, ThreadPoolExecutor(self.workers) as executor:
-            futures = {executor.submit(self._try, run): run for run in waiting}
+            futures = {executor.submit(self.work_at, run): run for run in waiting}
             try:
                 for future in as_completed(futures):
                     run, outcome = futures[future], future.result()
@@ -96,20 +96,24 @@ class WorkerPool:
                     bar.update()
                     bar.set_postfix_str(f"{run.name}{f', {len(self.failures)} failed' if self.failures else ''}")
             except BaseException:
-                self._stopped = True
                 for pending in futures:
                     pending.cancel()
-                for process in list(self._processes):
-                    _stop(process)
+                self.stop()
                 raise
 
-    def _try(self, run: Run) -> RunResult | Failure | None:
-        """One run from start to end; None where another program has it."""
+    def stop(self) -> None:
+        """End the runs that are being worked at, and begin no other."""
+        self._stopped = True
+        for process in list(self._processes):
+            _stop(process)
+
+    def work_at(self, run: Run, waits: bool = False) -> RunResult | Failure | None:
+        """One run from start to end; None where another program has it, unless this one `waits` for that."""
         folder = self.output_dir / run.name
         folder.mkdir(parents=True, exist_ok=True)
         environment = self._environments.get()
         try:
-            with open(folder / LOG_FILE, "ab") as log, _claimed(log) as is_ours:
+            with open(folder / LOG_FILE, "ab") as log, _claimed(log, waits) as is_ours:
                 if not is_ours:
                     return None
                 # Another program may have finished it since the start.
@@ -197,11 +201,11 @@ def worker_environments(workers: int) -> list[dict[str, str]]:
 
 
 @contextmanager
-def _claimed(log: IO[bytes]) -> Iterator[bool]:
+def _claimed(log: IO[bytes], waits: bool) -> Iterator[bool]:
     """Whether nobody else holds this file. The recipe inherits it, and outlives us where only we are killed."""
     try:
         if fcntl is not None:
-            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(log, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
         yield False
     else:

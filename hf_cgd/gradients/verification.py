@@ -232,7 +232,7 @@ def _norm(tensors: Sequence[Tensor]) -> float:
 def _errors(
     differences: Sequence[float], sizes: Sequence[float], noise: Sequence[float], tolerance: float
 ) -> list[float]:
-    """Errors of gradients relative to their largest entries; up to the tolerance where they are allowed noise."""
+    """Errors of gradients relative to their largest entries, and as large as the tolerance where noise is allowed."""
     return [
         difference / max(size + NOISE_FACTOR * one / tolerance, 1e-300)
         for difference, size, one in zip(differences, sizes, noise, strict=True)

@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_cgd.arithmetic
+from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.arithmetic import DeviceArithmetic
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.gradients import AutoEngine, GradientEngine, PerGroupEngine, TensorHookEngine
 from hf_cgd.objectives import CGD, CORAL, ERMUW, IRM, PGI, GroupDRO, Objective
 from hf_cgd.robust_loss import GroupRobustLoss
+from hf_cgd.trainer.host_ids import HOST_IDS
 
 CPU = torch.device("cpu")
 GROUPS = GroupInfo(["a", "b", "c", "absent"], [9, 9, 9, 9], class_counts=((5, 4, 4, 5), (4, 5, 5, 4)))
@@ -273,3 +276,47 @@ def test_an_update_that_a_scaler_takes_back_is_counted_once_on_a_device() -> Non
     run.loss_of.drain_group_losses()
     assert torch.equal(run.loss_of.alpha, before)
     assert (run.loss_of.updates, run.loss_of.skipped_updates) == (0, 1)
+
+
+class WithLoss(nn.Module):
+    """Two layers that compute a loss of their own where labels are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.classifier = nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.classifier(self.first(x).relu())
+        return {"logits": logits} if labels is None else {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.parametrize("objective", ["erm", "erm_uw", "group_dro", "cgd"])
+def test_a_step_of_the_trainer_waits_for_no_device(
+    waits: Waits, objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer's part of a step as well: ids, labels, the losses of the examples; plain ERM among the objectives."""
+    monkeypatch.setattr("hf_cgd.trainer.engine_choice.arithmetic_on", lambda device: DeviceArithmetic(CPU, False))
+    torch.manual_seed(0)
+    rows = [{"x": torch.randn(5).tolist(), "labels": place % 2, "group": "abc"[place % 3]} for place in range(8)]
+    args = GroupRobustConfig(str(tmp_path), objective=objective, group_column="group", use_cpu=True, report_to="none")
+    trainer = GroupRobustTrainer(model=WithLoss(), args=args, train_dataset=rows)
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1
+    ids = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+
+    def step() -> None:
+        batch = {"x": x, "labels": labels, "group": group_ids, HOST_IDS: ids.numpy()}
+        trainer.training_step(trainer.model, batch)
+
+    x, labels, group_ids = torch.randn(8, 5), LABELS.clone(), ids.clone()
+    step()
+    step()
+    waits.found.clear()
+    waits.put_on_device([*trainer.model.parameters(), x, labels, group_ids])
+    trainer.robust_loss.drain_group_losses()
+    with Methods(waits), Operations(waits):
+        step()
+        step()
+    assert waits.found == []
+    losses = trainer.robust_loss.drain_group_losses()
+    assert set(losses) == {"a", "b", "c"}, "the steps were counted"
