@@ -14,7 +14,9 @@ IDS, LABELS = torch.tensor([0, 2, 1]), torch.tensor([1, -100, 0])
 
 
 def batch_of(has_classes: bool = True, labels: Tensor = LABELS) -> dict[str, object]:
-    collator = HostIdsCollator(lambda rows: {"group": IDS, "labels": labels}, "group", ["labels"], ExampleHead(has_classes))
+    collator = HostIdsCollator(
+        lambda rows: {"group": IDS, "labels": labels}, "group", ["labels"], ExampleHead(has_classes)
+    )
     return collator([{}])
 
 

@@ -18,7 +18,9 @@ def adapted(name: str) -> torch.nn.Module:
 
     model = tiny_model(name)
     targets = ["q_proj", "v_proj", "down_proj"] if name == "llama" else ["c_attn", "c_proj"]
-    kind = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=targets, lora_dropout=0.0, fan_in_fan_out=name == "gpt2")
+    kind = LoraConfig(
+        task_type="CAUSAL_LM", r=2, target_modules=targets, lora_dropout=0.0, fan_in_fan_out=name == "gpt2"
+    )
     model = get_peft_model(model, kind)
     with torch.no_grad():
         for part, parameter in model.named_parameters():
