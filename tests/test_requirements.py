@@ -9,8 +9,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from paths import ROOT
 
-HELPERS = {"deepspeed", "trackio", "mlflow"}
-"""Floors that the oldest set leaves out: DeepSpeed compiles, and trackers beside TensorBoard are tried by hand."""
+HELPERS = {"deepspeed", "trl", "trackio", "mlflow"}
+"""Floors that the oldest set leaves out: DeepSpeed compiles, trl wants newer datasets, and trackers beside TensorBoard are tried by hand."""
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """What a package is called where it is imported, if otherwise."""
 PARTS = {"pyarrow": "datasets", "tokenizers": "transformers"}
@@ -36,7 +36,7 @@ def pins(name: str) -> dict[str, Version]:
 
 def floors() -> dict[str, Version]:
     asked = dict(requirements("options", "install_requires"))
-    for extra in ("vision", "wilds", "peft", "search", "trackers"):
+    for extra in ("vision", "wilds", "peft", "search", "trl", "slurm", "tokens", "trackers"):
         asked |= requirements("options.extras_require", extra)
     found = {}
     for name, requirement in asked.items():
