@@ -21,6 +21,12 @@ METRICS = {
     "pearson": ("pearsonr", "Pearson correlation"),
     "worst_group_pearson": ("worst_group_pearson", "Worst-group Pearson correlation"),
     "mse": ("mse", "Mean squared error"),
+    "perplexity": ("perplexity", "Perplexity"),
+    "worst_group_perplexity": ("worst_group_perplexity", "Worst-group perplexity"),
+    "token_accuracy": ("token_accuracy", "Token accuracy"),
+    "worst_group_token_accuracy": ("worst_group_token_accuracy", "Worst-group token accuracy"),
+    "span_exact_match": ("exact_match", "Exact match of the answer's places"),
+    "span_f1": ("f1", "F1 of the answer's places"),
 }
 """Type and display name of the numbers over all groups that stand in the model index."""
 
@@ -90,6 +96,8 @@ def eval_results(
 def _numbers(report: GroupReport) -> dict[str, tuple[str, str]]:
     """Metrics of a report that stand in the model index: ours, and the user's own with their worst group."""
     own = dict.fromkeys(name for row in report.rows for name in row.others)
-    wanted = dict(METRICS) | {name: (name, name) for name in own}
+    wanted = {name: (name, name) for name in own}
     wanted |= {f"worst_group_{name}": (f"worst_group_{name}", f"Worst-group {name}") for name in own}
+    wanted = {name: title for name, title in wanted.items() if name not in METRICS}
+    wanted = dict(METRICS) | wanted
     return {name: titles for name, titles in wanted.items() if name in report.overall}

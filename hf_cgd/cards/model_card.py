@@ -19,6 +19,8 @@ OVERALL = {
     "worst_group_accuracy": "Worst group",
     "adjusted_accuracy": "Adjusted average (groups weighted by their shares of the training set)",
     "mean_group_accuracy": "Mean over the groups",
+    "perplexity": "Perplexity over all tokens",
+    "worst_group_perplexity": "Worst group, perplexity (lower is better)",
 }
 """What the numbers over all groups are called; others go by their own name."""
 LOADERS = {"text-classification": ("AutoModelForSequenceClassification", "AutoTokenizer"),

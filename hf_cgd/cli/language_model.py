@@ -105,7 +105,9 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
 
 def _require_sensible(own: LanguageModelOptions) -> None:
     if own.demo == bool(own.sources):
-        raise ValueError("Name the sources, such as --sources news=news.txt code=folder, or take --demo true; not both.")
+        raise ValueError(
+            "Name the sources, such as --sources news=news.txt code=folder, or take --demo true; not both."
+        )
     if own.block_length < 2:
         raise ValueError(f"block_length must be at least 2, got {own.block_length}.")
     if not 0 < own.validation_share < 1:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hf_cgd.models.head import classification_heads
-from hf_cgd.models.outputs import num_outputs_of
+from hf_cgd.models.heads import head_of
 
 ALL = "all"
 HEAD = "head"
@@ -59,11 +59,11 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
     Args:
         model: any network.
         gradient_layers: an integer n for the last n layers. Each block or stage counts as one layer, and so does the
-            head, which is all that follows the last block. Nothing before the blocks is taken, however large n is. In
-            a network without blocks, each module with weights is a layer, together with a norm that follows it.
-            "all": every parameter. "head": the layer that gives the logits alone (`classification_heads`). A list of
-            regular expressions: each is searched for in the parameter names, without the prefixes of
-            `torch.compile` and DDP.
+            head, which is all that follows the last block. Nothing before the blocks is taken, however large n is,
+            and so no weight of the head that is tied to an embedding. In a network without blocks, each module with
+            weights is a layer, together with a norm that follows it. "all": every parameter. "head": the layer that
+            gives the logits alone (`classification_heads`), tied or not. A list of regular expressions: each is
+            searched for in the parameter names, without the prefixes of `torch.compile` and DDP.
 
     Returns:
         {name: parameter}, never empty. A parameter with two names (tied weights) stands once, under the first.
@@ -103,7 +103,7 @@ def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dic
 def _head(model: nn.Module, named: dict[str, nn.Parameter]) -> set[str]:
     """Names of the parameters of the classification head."""
     try:
-        heads = classification_heads(model, num_outputs_of(model))
+        heads = classification_heads(model, head_of(model).num_outputs(model))
     except ValueError as error:
         raise ValueError(
             f"gradient_layers={HEAD!r}: {type(model).__name__} has no layer of which it is known that it gives the "
@@ -132,7 +132,9 @@ def _block_layers(model: nn.Module, names: list[str], blocks: _Blocks) -> list[l
     layers = [names[start:end] for start, end in pairwise(starts)]
     head = names[starts[-1] :]
     feeders = _feeders_beside(model, blocks)
-    head = [name for name in head if not name.startswith(feeders)]
+    # The weight of a head that is tied to an embedding is that of the embedding, which is before the blocks.
+    first = {_plain_name(name) for name, _ in model.named_parameters()}
+    head = [name for name in head if not name.startswith(feeders) and name in first]
     return [*layers, head] if head else layers
 
 

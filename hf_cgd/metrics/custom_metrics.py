@@ -13,8 +13,13 @@ from hf_cgd.monitors import GroupRobustWarning
 
 PAIRS = (("predictions", "references"), ("y_pred", "y_true"), ("predictions", "labels"))
 """Names of arguments by which a metric is called where it has them; another one gets (predictions, labels)."""
-LOWER = ("loss", "mse", "mae", "rmse", "error", "fpr", "fnr", "ece", "brier")
+LOWER = ("loss", "mse", "mae", "rmse", "error", "fpr", "fnr", "ece", "brier", "perplexity")
 """Endings of the names of metrics that are better when lower."""
+
+
+RESERVED = ("accuracy", "loss", "pearson", "count", "mse", "perplexity", "token_accuracy", "token_count", "span_f1",
+            "span_exact_match")  # fmt: skip
+"""Names of metrics of ours."""
 
 
 class NotOneNumber(ValueError):
@@ -76,7 +81,7 @@ def as_group_metrics(given: Mapping[str, Any] | None) -> dict[str, GroupMetric]:
     """
     found = {}
     for name, metric in (given or {}).items():
-        if not re.fullmatch(r"\w+", name) or name in ("accuracy", "loss", "pearson", "count", "mse"):
+        if not re.fullmatch(r"\w+", name) or name in RESERVED:
             raise ValueError(
                 f"group_metrics: expected a name of letters, digits and _ that is not ours, got {name!r}."
             )

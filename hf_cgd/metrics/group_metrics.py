@@ -22,13 +22,15 @@ from hf_cgd.monitors import GroupRobustWarning
 
 ONE_CLASS = "one_class_predicted"
 """1.0 where all examples are given the same class (or set of labels) although there are several, else 0.0."""
+WITH_INTERVALS = ("accuracy", "perplexity", "token_accuracy", "span_exact_match", "span_f1")
+"""Metrics of groups that have 95 % intervals."""
 LOWER_BOUND, UPPER_BOUND = "group_accuracy_low/", "group_accuracy_high/"
-"""Names of the bounds of a group's 95 % interval, before the name of the group."""
+"""Names of the bounds of the interval of a group's accuracy, before the name of the group."""
 
 
 def is_interval(metric: str) -> bool:
     """Whether a (possibly prefixed) metric name is a bound of an interval, which is kept out of the log line."""
-    return own_name(metric).endswith((LOWER_BOUND, UPPER_BOUND))
+    return re.search(rf"group_({'|'.join(WITH_INTERVALS)})_(low|high)/$", own_name(metric)) is not None
 
 
 def lower_is_better(metric: str) -> bool:
@@ -40,7 +42,16 @@ def is_group_metric(metric: str) -> bool:
     """Whether a (possibly prefixed) metric name is one that only `named_metrics` gives."""
     own = own_name(metric)
     return own.endswith("/") or own.endswith(
-        ("worst_group_accuracy", "worst_group_pearson", "worst_group_loss", "mse")
+        (
+            "worst_group_accuracy",
+            "worst_group_pearson",
+            "worst_group_loss",
+            "mse",
+            "worst_group_perplexity",
+            "worst_group_token_accuracy",
+            "worst_group_span_f1",
+            "worst_group_span_exact_match",
+        )
     )
 
 

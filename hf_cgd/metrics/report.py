@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
-OURS = ("accuracy", "accuracy_low", "accuracy_high", "pearson", "loss", "count")
-"""Kinds of group metrics that have fields of their own."""
+OURS = ("accuracy", "accuracy_low", "accuracy_high", "pearson", "loss", "count", "token_count")
+"""Kinds of group metrics that have fields of their own, or are no measure of how a group fares."""
 MEASURED = ("accuracy", "pearson", "loss")
 """Those of them that tell how a group fares."""
 
@@ -95,7 +95,8 @@ class GroupReport:
         """Collect the metrics that start with `prefix_` (as `evaluate()` returns them) into one row per group."""
         own = {k.removeprefix(f"{prefix}_"): v for k, v in metrics.items() if k.startswith(f"{prefix}_")}
         found = (re.fullmatch(r"group_(\w+)/.*", key, flags=re.DOTALL) for key in own)
-        others = list(dict.fromkeys(match[1] for match in found if match is not None and match[1] not in OURS))
+        kinds = list(dict.fromkeys(match[1] for match in found if match is not None and match[1] not in OURS))
+        others = [kind for kind in kinds if not _is_bound(kind, kinds)]
         rows = tuple(
             GroupRow(
                 name=name,
@@ -108,6 +109,11 @@ class GroupReport:
                 pearson=own.get(f"group_pearson/{name}"),
                 loss=own.get(f"group_loss/{name}"),
                 others={kind: own[f"group_{kind}/{name}"] for kind in others if f"group_{kind}/{name}" in own},
+                intervals={
+                    kind: (own[f"group_{kind}_low/{name}"], own[f"group_{kind}_high/{name}"])
+                    for kind in others
+                    if f"group_{kind}_low/{name}" in own and f"group_{kind}_high/{name}" in own
+                },
             )
             for name in group_names
         )
@@ -276,6 +282,11 @@ class GroupReport:
         others = dict.fromkeys(name for row in self.rows for name in row.others)
         columns = [name for name in (*COLUMNS, *others) if any(row.get(name) for row in rows)]
         return [columns, *([row.get(name, "") for name in columns] for row in rows)]
+
+
+def _is_bound(kind: str, kinds: Sequence[str]) -> bool:
+    """Whether a kind of group metric is a bound of the interval of another one."""
+    return any(kind.endswith(end) and kind.removesuffix(end) in kinds for end in ("_low", "_high"))
 
 
 def _span(interval: tuple[float, float]) -> str:

@@ -1,6 +1,6 @@
 """The evaluation side of the trainer: what the loop is given and keeps, and which model is the best."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from transformers.trainer_utils import EvalLoopOutput
 from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, names_of
 from hf_cgd.metrics.group_metrics import collapse_beside, is_group_metric, lower_is_better, metric_names
 from hf_cgd.metrics.names import require_known_metric
+from hf_cgd.metrics.token_metrics import OF_ANSWERS, OF_LANGUAGE, span_scores, token_metric_names
 from hf_cgd.models.example_losses import REGRESSION
-from hf_cgd.models.heads import TokenHead
+from hf_cgd.models.heads import QuestionAnsweringHead, TokenHead, head_of
 from hf_cgd.models.outputs import declared_problem_type, named_outputs, num_outputs_of
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import without
@@ -158,7 +159,10 @@ class EvaluatingTrainer(Trainer):
         if self._may_be_binary:
             results = results.as_binary()
         by_tokens = self._forward.by_tokens
-        ours = self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate, by_tokens)
+        scores = None
+        if isinstance(self._forward.head, QuestionAnsweringHead):
+            scores = span_scores(results.predictions, results.labels)
+        ours = self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate, by_tokens, scores)
         if not self._own_metrics:
             return ours
         kept = results.numpy()
@@ -211,11 +215,18 @@ class EvaluatingTrainer(Trainer):
         if self.model is None:
             return
         sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        problem = declared_problem_type(self._network)
+        problem, head = declared_problem_type(self._network), head_of(self._network)
+
+        def names_for(groups: Sequence[str]) -> list[str]:
+            if head.of_tokens:
+                measures = OF_ANSWERS if isinstance(head, QuestionAnsweringHead) else OF_LANGUAGE
+                return token_metric_names(measures, groups)
+            return metric_names(problem, groups)
+
         if problem is None and num_outputs_of(self._network) == 1 and not self._may_be_binary:
             problem = REGRESSION
         by_set = {
-            name: ["loss"] if only_loss else metric_names(problem, evaluation.names if evaluation.covers(data) else ())
+            name: ["loss"] if only_loss else names_for(evaluation.names if evaluation.covers(data) else ())
             for name, data in sets.items()
         }
         if not only_loss:

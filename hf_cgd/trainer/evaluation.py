@@ -21,7 +21,8 @@ from hf_cgd.trainer.example_results import ExampleResults, unpack_labels
 
 METRICS_FILE = "metrics.json"
 """In output_dir: the latest metrics of every evaluation set."""
-MAY_BE_UNDEFINED = ("pearson", "worst_group_pearson", "mse", "group_pearson/", "group_loss/", "worst_group_loss")
+MAY_BE_UNDEFINED = ("pearson", "worst_group_pearson", "mse", "group_pearson/", "group_loss/", "worst_group_loss",
+                    "perplexity", "group_perplexity/", "worst_group_perplexity")  # fmt: skip
 """Metrics of ours that a set may not define."""
 
 
@@ -55,6 +56,7 @@ class GroupEvaluation:
         objective: Objective,
         learning_rate: float,
         by_tokens: bool = False,
+        example_scores: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, float]:
         """All metrics of one evaluation, without prefix (see `named_metrics`).
 
@@ -65,7 +67,7 @@ class GroupEvaluation:
             names: names of the groups; the ids of `results` are indices into them.
             train_counts: training examples by group, None where they are not known or those of other groups.
             objective, learning_rate: for the warning.
-            by_tokens: of models of tokens, whether a group's loss is the mean over its tokens.
+            by_tokens, example_scores: of models of tokens; see `token_metrics`.
         """
         is_classes = np.issubdtype(results.predictions.dtype, np.integer)
         of_tokens = results.token_counts is not None
@@ -107,6 +109,7 @@ class GroupEvaluation:
                 token_losses=results.token_losses,
                 tokens_right=results.tokens_right,
                 by_tokens=by_tokens,
+                example_scores=example_scores,
             )
         return named_metrics(
             results.predictions,

@@ -6,9 +6,12 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-SHOWN = ("loss", "accuracy", "worst_group_accuracy", "mse", "pearson", "worst_group_pearson")
+from hf_cgd.metrics import lower_is_better
+
+SHOWN = ("loss", "accuracy", "worst_group_accuracy", "mse", "pearson", "worst_group_pearson", "perplexity",
+         "worst_group_perplexity", "span_f1", "worst_group_span_f1")  # fmt: skip
 """Metrics that have a column, besides the step and the training loss."""
-SCORES = ("group_accuracy/", "group_pearson/")
+SCORES = ("group_accuracy/", "group_pearson/", "group_perplexity/", "group_span_f1/")
 """What the worst group is found by; the first kind that there is."""
 
 
@@ -26,7 +29,8 @@ def shown_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         values = {name.removeprefix(start): value for name, value in metrics.items() if name.startswith(start)}
         if values:
             # The table shows its cells as they are.
-            shown[f"{prefix}_worst_group"] = escape(min(values, key=values.__getitem__))
+            worst = max if lower_is_better(kind) else min
+            shown[f"{prefix}_worst_group"] = escape(worst(values, key=values.__getitem__))
             break
     return shown
 

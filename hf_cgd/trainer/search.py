@@ -12,6 +12,11 @@ from hf_cgd.metrics.group_metrics import collapse_beside, lower_is_better
 class WorstGroupSearch(Trainer):
     """A `Trainer` whose search compares trials by their worst group."""
 
+    @property
+    def _worst_group_metric(self) -> str:
+        """What trials are compared by where no metric was named."""
+        return "worst_group_accuracy"
+
     def hyperparameter_search(
         self,
         hp_space: Callable[[Any], dict[str, Any]] | None = None,
@@ -24,11 +29,12 @@ class WorstGroupSearch(Trainer):
         """See `Trainer.hyperparameter_search`; trials are compared by their worst group.
 
         Knobs of the objective can be searched like any other field of `GroupRobustConfig`. Without a
-        `compute_objective`, the best `metric_for_best_model` of a trial counts ("worst_group_accuracy" where there is
-        none), in its own direction. (The parent's default adds up all metrics, group counts among them.)
+        `compute_objective`, the best `metric_for_best_model` of a trial counts (where there is none the worst group's
+        accuracy, or its loss of a model of tokens), in its own direction. (The parent's default adds up all metrics,
+        group counts among them.)
         """
         compute_objective, direction = comparison(
-            self.args, compute_objective, direction, lambda: self.state.log_history
+            self.args, compute_objective, direction, lambda: self.state.log_history, self._worst_group_metric
         )
         return super().hyperparameter_search(hp_space, compute_objective, n_trials, direction, *args, **kwargs)
 
@@ -38,18 +44,20 @@ def comparison(
     compute_objective: Callable[[dict[str, float]], float] | None,
     direction: str | list[str] | None,
     log_history: Callable[[], Sequence[Mapping[str, float]]],
+    of_groups: str = "worst_group_accuracy",
 ) -> tuple[Callable[[dict[str, float]], float], str | list[str]]:
     """What trials are compared by, a function of the latest metrics, and which direction is better.
 
     Args:
-        args: those of the Trainer. `metric_for_best_model` is the metric, without it the accuracy of the worst group.
+        args: those of the Trainer. `metric_for_best_model` is the metric, without it `of_groups`.
         compute_objective: the user's own function; None for the best evaluation so far, by the metric.
         direction: the user's own; None for that of the metric, or for "minimize" with a function of one's own.
         log_history: gives the log of the trial so far.
+        of_groups: the metric where none was named.
     """
     if compute_objective is not None:
         return compute_objective, direction or "minimize"
-    name = args.metric_for_best_model or "worst_group_accuracy"
+    name = args.metric_for_best_model or of_groups
     name = name if name.startswith("eval_") else f"eval_{name}"
     # A metric of the user's own has the direction that was declared, not that of its name.
     is_declared = args.metric_for_best_model is not None and args.greater_is_better is not None

@@ -42,7 +42,7 @@ from hf_cgd.trainer.weights import WholeWeightsTrainer
 class GroupRobustTrainer(
     PushingTrainer, EvaluatingTrainer, WholeWeightsTrainer, WorstGroupSearch, GroupCheckpointTrainer
 ):
-    """Trains a classifier or regressor so that its worst group does well; elsewhere it is the `Trainer` you know.
+    """Trains a classifier, regressor or language model so that its worst group does well; else the `Trainer` you know.
 
     The group column reaches the loss and the metrics and never `model.forward`. `evaluate()` and `predict()` report
     every group. Checkpoints hold the group weights; a resumed run goes on exactly where the saved one was.
@@ -320,6 +320,10 @@ class GroupRobustTrainer(
 
     def _ids_of(self, beside: Mapping[str, Any], labels: Any) -> Tensor | None:
         return self._host_ids.of(beside, self._setup.key, labels, self._head)
+
+    @property
+    def _worst_group_metric(self) -> str:
+        return "worst_group_loss" if self._head.of_tokens else super()._worst_group_metric
 
     @property
     def _head(self) -> Head:

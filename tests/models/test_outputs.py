@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as tf
-from tiny import tiny_distilbert, with_lora
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from hf_cgd.models.outputs import logits_of, own_loss_of, require_supported_head, with_logits, with_loss
+from hf_cgd.models.outputs import logits_of, own_loss_of, with_logits, with_loss
 
 LOGITS, FEATURES, LOSS = torch.eye(3), torch.ones(3, 5), torch.tensor(0.5)
 Named = namedtuple("Named", ["features", "logits"])
@@ -60,21 +58,3 @@ def test_what_may_be_several_things_is_refused() -> None:
         logits_of(None)
     with pytest.raises(ValueError, match="got tuple"):
         logits_of((LOSS,))
-
-
-def test_heads_on_tokens_are_refused_by_name() -> None:
-    small = dict(vocab_size=9, dim=8, hidden_dim=8, n_layers=1, n_heads=1)
-    config = tf.DistilBertConfig(**small)
-    for kind in (tf.DistilBertForTokenClassification, tf.DistilBertForQuestionAnswering, tf.DistilBertForMaskedLM):
-        with pytest.raises(ValueError, match=f"{kind.__name__} does not give one answer"):
-            require_supported_head(kind(config))
-
-    class Mine(tf.DistilBertForTokenClassification):
-        pass
-
-    with pytest.raises(ValueError, match="DistilBertForTokenClassification does not"):
-        require_supported_head(Mine(config))
-    with pytest.raises(ValueError, match="GPT2LMHeadModel"):
-        require_supported_head(tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=9)))
-    for model in (tiny_distilbert(), with_lora(tiny_distilbert()), torch.nn.Linear(2, 2)):
-        require_supported_head(model)

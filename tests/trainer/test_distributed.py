@@ -65,13 +65,7 @@ def results(folder: Path) -> Results:
     two, three = folder / "two", folder / "three"
     two.mkdir()
     three.mkdir()
-    import os
-
-    return (
-        {2: launch(two, 2, two, *os.environ["ONLY"].split(","))}
-        if "ONLY" in os.environ
-        else {2: launch(two, 2, two), 3: launch(three, 3, two, *WITH_THREE)}
-    )
+    return {2: launch(two, 2, two), 3: launch(three, 3, two, *WITH_THREE)}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,91 @@
+"""Evaluation of models of tokens: per-group numbers against the model's own, without scores being kept."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from test_token_models import COMMON
+from tiny_tokens import LONGEST, VOCABULARY, batch_of, tiny_model, token_dataset, token_rows
+
+from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+
+
+def trainer_of(output: Path, name: str, **kwargs: Any) -> GroupRobustTrainer:
+    options = {"group_column": "group", "per_device_eval_batch_size": 5, **COMMON, **kwargs.pop("options", {})}
+    args = GroupRobustConfig(str(output), **options)
+    return GroupRobustTrainer(
+        model=tiny_model(name),
+        args=args,
+        train_dataset=token_dataset(name),
+        eval_dataset=token_dataset(name),
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("name", ["gpt2", "masked", "t5"])
+def test_perplexities_are_those_of_the_models_own_losses(tmp_path: Path, name: str, smoothing: float) -> None:
+    trainer = trainer_of(tmp_path, name, options={"objective": "cgd", "label_smoothing_factor": smoothing})
+    metrics = trainer.evaluate()
+    model, rows = tiny_model(name).eval(), token_rows(name)
+    for group in "abc":
+        batch = batch_of([row for row in rows if row["group"] == group])
+        with torch.no_grad():
+            outputs = model(**batch)
+        assert metrics[f"eval_group_perplexity/{group}"] == pytest.approx(math.exp(outputs.loss), rel=1e-4)
+        shift = int(name == "gpt2")
+        targets = batch["labels"][:, shift:]
+        answers = outputs.logits.argmax(dim=-1)[:, : LONGEST - shift]
+        counted = targets != -100
+        accuracy = (answers == targets)[counted].float().mean().item()
+        assert metrics[f"eval_group_token_accuracy/{group}"] == pytest.approx(accuracy)
+    report = trainer.group_report()
+    assert report.metric == "perplexity" and report.worst is not None
+    assert report.overall["worst_group_perplexity"] == report.worst.value("perplexity")
+
+
+def test_no_scores_are_kept_unless_somebody_asks_for_them(tmp_path: Path) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def note(prediction: Any) -> dict[str, float]:
+        seen.append(np.asarray(prediction.predictions).shape)
+        return {}
+
+    answers = trainer_of(tmp_path / "1", "gpt2").predict(token_dataset("gpt2"))
+    assert answers.predictions.shape == (12, LONGEST) and answers.label_ids.shape == (12, LONGEST)
+    trainer_of(tmp_path / "2", "gpt2", compute_metrics=note).evaluate()
+    assert seen == [(12, LONGEST, VOCABULARY)]
+
+
+def test_answers_have_spans_and_labels_in_the_form_of_the_trainer(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "answers")
+    output = trainer.predict(token_dataset("answers"))
+    assert isinstance(output.label_ids, tuple) and [len(part) for part in output.label_ids] == [12, 12]
+    starts = [row["start_positions"] for row in token_rows("answers")]
+    assert output.label_ids[0].tolist() == starts
+    assert {"test_span_f1", "test_worst_group_span_exact_match"} <= set(output.metrics)
+    assert "test_perplexity" not in output.metrics
+
+
+def test_own_metrics_see_each_label_beside_what_predicts_it(tmp_path: Path) -> None:
+    def agreement(predictions: np.ndarray, labels: np.ndarray) -> float:
+        counted = labels != -100
+        return float((predictions == labels)[counted].mean())
+
+    metrics = trainer_of(tmp_path, "gpt2", group_metrics={"agreement": agreement}).evaluate()
+    assert metrics["eval_group_agreement/a"] == pytest.approx(metrics["eval_group_token_accuracy/a"])
+
+
+def test_the_best_model_is_the_one_of_lowest_perplexity(tmp_path: Path) -> None:
+    best = {
+        "metric_for_best_model": "worst_group_perplexity",
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "max_steps": 1,
+    }
+    assert trainer_of(tmp_path, "gpt2", options=best).args.greater_is_better is False
+    with pytest.raises(ValueError, match="worst_group_accuracy' is none of the metrics"):
+        trainer_of(tmp_path, "gpt2", options={**best, "metric_for_best_model": "worst_group_accuracy"})
