@@ -61,7 +61,11 @@ CASES: dict[str, dict[str, Any]] = {
     "erm tokens accumulated": {"objective": "erm", "tokens": "gpt2", "micro_batches": 2},
     "cgd tokens": {**CGD, "tokens": "gpt2", "group_unit": "token"},
     "cgd tokens accumulated": {
-        **CGD, "tokens": "gpt2", "group_unit": "token", "micro_batches": 2, "weight_timing": "next",
+        **CGD,
+        "tokens": "gpt2",
+        "group_unit": "token",
+        "micro_batches": 2,
+        "weight_timing": "next",
     },
     "cgd rows of tokens": {**CGD, "tokens": "masked"},
     "cgd reduce-scattered": {**CGD, "backend": "another"},
@@ -134,7 +138,10 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]
     try:
         trainer = GroupRobustTrainer(
-            tiny_model(tokens) if tokens else tiny_distilbert(), args, train_dataset=data, eval_dataset=None if tokens else text_dataset(7, groups=3)
+            tiny_model(tokens) if tokens else tiny_distilbert(),
+            args,
+            train_dataset=data,
+            eval_dataset=None if tokens else text_dataset(7, groups=3),
         )
         collectives.calls.clear()
         trainer.train(resume_from_checkpoint=resume_from)

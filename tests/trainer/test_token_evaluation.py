@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_token_models import COMMON
-from tiny_tokens import LONGEST, VOCABULARY, batch_of, tiny_model, token_dataset, token_rows
+from tiny_tokens import COMMON, LONGEST, VOCABULARY, batch_of, tiny_model, token_dataset, token_rows
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
@@ -17,7 +16,11 @@ def trainer_of(output: Path, name: str, **kwargs: Any) -> GroupRobustTrainer:
     options = {"group_column": "group", "per_device_eval_batch_size": 5, **COMMON, **kwargs.pop("options", {})}
     args = GroupRobustConfig(str(output), **options)
     return GroupRobustTrainer(
-        model=tiny_model(name), args=args, train_dataset=token_dataset(name), eval_dataset=token_dataset(name), **kwargs
+        model=tiny_model(name),
+        args=args,
+        train_dataset=token_dataset(name),
+        eval_dataset=token_dataset(name),
+        **kwargs,
     )
 
 
@@ -76,7 +79,12 @@ def test_own_metrics_see_each_label_beside_what_predicts_it(tmp_path: Path) -> N
 
 
 def test_the_best_model_is_the_one_of_lowest_perplexity(tmp_path: Path) -> None:
-    best = {"metric_for_best_model": "worst_group_perplexity", "eval_strategy": "steps", "eval_steps": 1, "max_steps": 1}
+    best = {
+        "metric_for_best_model": "worst_group_perplexity",
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "max_steps": 1,
+    }
     assert trainer_of(tmp_path, "gpt2", options=best).args.greater_is_better is False
     with pytest.raises(ValueError, match="worst_group_accuracy' is none of the metrics"):
         trainer_of(tmp_path, "gpt2", options={**best, "metric_for_best_model": "worst_group_accuracy"})

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_token_models import COMMON
-from tiny_tokens import tiny_model, token_dataset
+from tiny_tokens import COMMON, tiny_model, token_dataset
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
@@ -18,7 +17,9 @@ def adapted(name: str) -> torch.nn.Module:
 
     model = tiny_model(name)
     targets = ["q_proj", "v_proj", "down_proj"] if name == "llama" else ["c_attn", "c_proj"]
-    kind = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=targets, lora_dropout=0.0, fan_in_fan_out=name == "gpt2")
+    kind = LoraConfig(
+        task_type="CAUSAL_LM", r=2, target_modules=targets, lora_dropout=0.0, fan_in_fan_out=name == "gpt2"
+    )
     model = get_peft_model(model, kind)
     with torch.no_grad():
         for part, parameter in model.named_parameters():
