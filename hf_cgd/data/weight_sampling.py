@@ -162,7 +162,9 @@ class GroupWeightSampler(GroupSampler):
         counts = np.bincount(np.searchsorted(edges[:-1], places, side="right"), minlength=len(edges))
         before = self.memory.drawn_before(step)
         self.memory.add(step, counts)
-        rows = [self._next_rows(group, before[group], counts[group]) for group in np.flatnonzero(counts).tolist()]
+        rows = [
+            self._next_rows(int(group), int(before[group]), int(counts[group])) for group in np.flatnonzero(counts)
+        ]
         return generator.permutation(np.concatenate(rows))
 
     def _next_rows(self, group: int, before: int, count: int) -> np.ndarray:

@@ -8,6 +8,12 @@ import transformers as tf
 from datasets import Dataset
 
 VOCABULARY, LONGEST, CLASSES = 48, 9, 5
+COMMON: dict[str, Any] = {
+    "per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "use_cpu": True,
+    "report_to": [], "logging_steps": 1, "disable_tqdm": True, "save_strategy": "no", "seed": 0,
+    "lr_scheduler_type": "constant", "train_sampling_strategy": "sequential",
+}  # fmt: skip
+"""Options of short, quiet runs."""
 
 
 def _gpt2(**config: Any) -> torch.nn.Module:

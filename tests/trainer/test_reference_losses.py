@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 from tiny import parameters_of, text_rows, tiny_distilbert, with_lora
+from tiny_tokens import tiny_model, token_dataset
 
 from hf_cgd import GroupDRO, GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.functional import group_dro_step
@@ -123,6 +124,33 @@ def test_rows_without_a_label_and_objectives_that_read_logits(trainer: Build) ->
             for run in runs:
                 run.train()
             assert torch.allclose(runs[0].group_weights, runs[1].group_weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("unit", ["example", "token"])
+def test_a_language_model_is_the_reference_of_another(tmp_path: Path, unit: str) -> None:
+    """Group-DRO's weights after a step, by the excess of rows (mean token losses), over rows or over tokens."""
+    data, model, reference = token_dataset("gpt2", 12), tiny_model("gpt2"), tiny_model("gpt2", seed=5)
+    tensors = [torch.tensor(data[name][:]) for name in ("input_ids", "attention_mask", "labels")]
+    sums, counts = [], (tensors[2][:, 1:] != -100).sum(dim=1).double()
+    for network in (tiny_model("gpt2"), reference):
+        with torch.no_grad():
+            logits = network.eval()(input_ids=tensors[0], attention_mask=tensors[1]).logits[:, :-1]
+        by_token = F.cross_entropy(logits.transpose(1, 2), tensors[2][:, 1:], reduction="none")
+        sums.append(by_token.double().sum(dim=1))
+    excess = ((sums[0] - sums[1]) / counts).clamp_min(0)
+    weigh = counts if unit == "token" else torch.ones(12).double()
+    groups = torch.tensor(["abc".index(name) for name in data["group"]])
+    means = torch.stack([(weigh * excess)[groups == k].sum() / weigh[groups == k].sum() for k in range(3)])
+    equal = torch.full((3,), 1 / 3, dtype=torch.float64)
+    expected = group_dro_step(equal, means, step_size=STEP, min_weight=1e-5 / 3)
+    args = GroupRobustConfig(
+        str(tmp_path), **OPTIONS, group_column="group", group_unit=unit, per_device_train_batch_size=12, max_steps=1,
+        use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    run = GroupRobustTrainer(model, args, train_dataset=data, reference_losses=reference)
+    run.train()
+    assert torch.allclose(run.group_weights, expected, atol=1e-6)
+    assert (expected - equal).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["column", "model"])

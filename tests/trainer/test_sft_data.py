@@ -7,8 +7,9 @@ import torch
 from accelerate.state import AcceleratorState
 from datasets import ClassLabel, Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainingArguments
 
+from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.trainer.sft_data import prepare_sft
 
 pytest.importorskip("trl", reason="trl is an extra: pip install 'hf-cgd[trl]'")
@@ -124,3 +125,29 @@ def test_a_config_that_was_made_before_keeps_its_precision_and_device(tokenizer:
     prepare_sft(chats(), tokenizer, "source")
     assert dict(AcceleratorState._shared_state) == known
     assert args.device == device == torch.device("cpu")
+
+
+def test_what_is_prepared_is_trained_with_its_masks_and_groups(tokenizer: Any, tmp_path: Any) -> None:
+    """The groups' first losses are those of the counted tokens alone, by hand; trl's collator drops the column."""
+    data = prepare_sft(chats(), tokenizer, "source", assistant_only_loss=True, max_length=64)
+    torch.manual_seed(0)
+    sizes = GPT2Config(
+        vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, bos_token_id=1, eos_token_id=1,
+    )  # fmt: skip
+    model = GPT2LMHeadModel(sizes)
+    expected: dict[str, list[float]] = {"a": [], "b": []}
+    for row in data.train_dataset:
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"])
+        with torch.no_grad():
+            scores = model(input_ids=ids).logits[0, :-1]
+        expected[row["source"]].append(torch.nn.functional.cross_entropy(scores, labels[1:]).item())
+    args = GroupRobustConfig(
+        str(tmp_path), objective="cgd", group_column="source", per_device_train_batch_size=4, max_steps=2,
+        logging_steps=1, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = GroupRobustTrainer(model, args, train_dataset=data.train_dataset, data_collator=data.data_collator)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    for name, losses in expected.items():
+        assert log[f"group_loss/{name}"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)

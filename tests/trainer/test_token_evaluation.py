@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_token_models import COMMON
-from tiny_tokens import LONGEST, VOCABULARY, batch_of, tiny_model, token_dataset, token_rows
+from tiny_tokens import COMMON, LONGEST, VOCABULARY, batch_of, tiny_model, token_dataset, token_rows
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 

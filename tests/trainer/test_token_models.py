@@ -6,17 +6,12 @@ from typing import Any
 import pytest
 import torch
 from tiny import logged, parameters_of
-from tiny_tokens import batch_of, tiny_model, token_dataset, token_rows
+from tiny_tokens import COMMON, batch_of, tiny_model, token_dataset, token_rows
 from transformers import Trainer, TrainingArguments, default_data_collator
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.models.heads import LossOptions, head_of
 
-COMMON: dict[str, Any] = {
-    "per_device_train_batch_size": 4, "optim": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.0, "use_cpu": True,
-    "report_to": [], "logging_steps": 1, "disable_tqdm": True, "save_strategy": "no", "seed": 0,
-    "lr_scheduler_type": "constant", "train_sampling_strategy": "sequential",
-}  # fmt: skip
 NAMES = ["gpt2", "llama", "t5", "masked", "tokens", "answers"]
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_token_models import COMMON
-from tiny_tokens import tiny_model, token_dataset
+from tiny_tokens import COMMON, tiny_model, token_dataset
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 
