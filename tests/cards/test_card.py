@@ -4,6 +4,7 @@ import inspect
 import json
 import re
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ def test_what_is_no_report_is_refused(tmp_path: Path, content: str | None, words
 
 
 @pytest.mark.skipif(
-    Version(timm.__version__) < Version("1.0.31"), reason="of a folder, older versions take another file for weights"
+    Version(version("timm")) < Version("1.0.31"), reason="of a folder, older versions take another file for weights"
 )
 def test_a_timm_network_is_loaded_by_timm(tmp_path: Path) -> None:
     import timm
