@@ -128,7 +128,9 @@ class ProcessGroupCommunication(Communication):
 
     def _reduce_scatter(self, parts: Tensor) -> Tensor:
         own = torch.empty_like(parts[0])
-        dist.reduce_scatter_single(own.view(-1), parts.view(-1))
+        # Older versions of torch have it by its former name only.
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        scatter(own.view(-1), parts.view(-1))
         return own
 
     def _all_to_all(self, parts: Tensor) -> Tensor:

@@ -151,9 +151,8 @@ def write_timm_config(model: nn.Module, class_names: Sequence[str], folder: str 
     from timm.models import _hub
 
     names = {"label_names": list(class_names)} if class_names else {}
-    # Older timm opens it as a Path, whatever the annotation says.
-    place: Any = Path(folder) / "config.json"
-    _hub.save_config_for_hf(model, place, model_config=names)
+    path: Any = Path(folder) / "config.json"  # Newer versions of timm take a string too.
+    _hub.save_config_for_hf(model, path, model_config=names)
 
 
 def _task_of(kind: str) -> str | None:
