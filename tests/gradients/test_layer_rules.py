@@ -259,6 +259,10 @@ def test_the_short_ways_of_a_rule_give_what_the_defaults_give(name: str) -> None
     order = GroupOrder.by_group(GROUP_IDS, GROUPS)
     by_group = [expected(GROUP_IDS.eq(group).nonzero().flatten()) for group in GROUPS]
     with torch.no_grad():
+        small = rule.small_gradients(call, [gradient], order, names, torch.float64)
+        assert (small is not None) == name.startswith(("Linear", "Conv1D"))
+        for key, found in (small or {}).items():
+            assert torch.allclose(found, torch.stack([one[key] for one in by_group])), key
         targets = {key: torch.full((3, p.numel()), torch.nan).double() for key, p in layer.named_parameters()}
         rule.form_gradients(call, [gradient], order, targets, fresh=names)
         rule.form_gradients(call, [gradient], order, targets)

@@ -21,6 +21,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 from hf_cgd import gradient_scope
 from hf_cgd.gradients import AutoEngine, PerGroupEngine
 from hf_cgd.gradients.engines import auto
+from hf_cgd.gradients.engines.single_pass import SinglePassEngine
 
 ONE, THREE = [1, 1, 1, 1, 1, 1], [2, 1, 2, 0, 2, 1]
 WIDTH = 8
@@ -452,3 +453,50 @@ def test_reentrant_checkpoints_in_the_body_are_none(kind: str) -> None:
         found.scalar((coefficients * losses).sum(), coefficients).backward()
         expected = torch.autograd.grad((coefficients * losses_of(twin, copy.copy(x))).sum(), list(twin.parameters()))
         assert max(error(g, p.grad) for g, p in zip(expected, model.parameters(), strict=True)) < 1e-6
+
+
+def with_tampered_rows(change: Callable[[Tensor], None]) -> Any:
+    """A single pass whose rows of the groups are not what they should be."""
+
+    class Tampered(SinglePassEngine):
+        def rows_of(self, step: Any) -> Tensor:
+            rows = super().rows_of(step).clone()
+            change(rows)
+            return rows
+
+    return Tampered
+
+
+def swap(rows: Tensor) -> None:
+    rows[[0, 1]] = rows[[1, 0]]
+
+
+def move_between_groups(rows: Tensor) -> None:
+    rows[0, :4] += 0.01 * rows.abs().max()
+    rows[1, :4] -= 0.01 * rows.abs().max()
+
+
+def spoil_the_smallest(rows: Tensor) -> None:
+    rows[rows.abs().sum(dim=1).argmin()] *= 1.01
+
+
+@pytest.mark.parametrize("change", [lambda rows: None, swap, move_between_groups, spoil_the_smallest])
+def test_one_sum_over_the_groups_shows_an_error_in_any_of_them(
+    change: Callable[[Tensor], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the sum of all groups is right, and in a group whose gradient is 10,000 times as small as others'."""
+    monkeypatch.setattr(auto, "SinglePassEngine", with_tampered_rows(change))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    engine = AutoEngine(model, list(model.parameters()))
+    del engine._candidates[1:]
+    ids = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+    with engine.recording():
+        losses = F.cross_entropy(model(torch.randn(8, 5)), ids, reduction="none")
+    losses = losses * torch.tensor([1.0, 1.0, 1e-4])[ids]
+    found = engine.group_gradients(losses, ids, [0, 1, 2]).rows
+    is_right = change.__name__ == "<lambda>"
+    assert engine.chosen.name == ("single_pass" if is_right else "per_group"), engine.reason
+    for group, row in enumerate(found):
+        expected = torch.autograd.grad(losses[ids == group].sum(), list(model.parameters()), retain_graph=True)
+        assert torch.allclose(torch.cat([part.flatten() for part in expected]), row, rtol=1e-4, atol=1e-9)
