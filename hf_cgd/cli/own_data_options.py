@@ -64,7 +64,7 @@ GROUP_OPTIONS = {
     "eval_group_column": "Column(s) to evaluate by, where they are others.",
     "step_size": "Of Group-DRO and CGD (default 0.01). Too large a one makes the weights swing.",
     "adjustment": "C of C / sqrt(n), in favour of small groups (default 0).",
-    "group_sampling": "none (default), balanced or weighted: the order of the examples.",
+    "group_sampling": "none (default), balanced, weighted or weights: the order of the examples.",
     "class_weights": "A weight for each class, or balanced.",
     "gradient_layers": "Layers that CGD compares (default: the last 3).",
     "min_group_size": "Smallest training group that is accepted (default 2).",

@@ -2,7 +2,7 @@
 
 Only the preparation is trl's: chat templates, end-of-text tokens, masks of completions or of the assistant's turns,
 truncation, packing. Training is `GroupRobustTrainer`'s. A trainer that is both would depend on the inside of
-`SFTTrainer`, whose `compute_loss` has been rewritten between releases: since 1.x it takes log-probabilities of a head
+`SFTTrainer`, whose `compute_loss` has been rewritten between releases: in 1.16 it takes log-probabilities of a head
 that never forms logits, and `compute_loss_func` goes with 2.0. What is used here is public and old: the constructor,
 `train_dataset`, `eval_dataset` and `data_collator`.
 """
