@@ -176,8 +176,9 @@ class GroupRobustTrainer(
             known = [part for part in ids if part is not None]
             if len(known) == len(ids):
                 self.robust_loss.open_window(known)
-        if self._example_weights.are_set and not any(own is None for own in labels):
-            self._example_weights.open_step(labels, beside, self._setup.key)
+        there = [own for own in labels if own is not None]
+        if self._example_weights.are_set and len(there) == len(labels):
+            self._example_weights.open_step(there, beside, self._setup.key)
         return batches, num_items
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:

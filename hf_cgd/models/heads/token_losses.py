@@ -48,7 +48,7 @@ class _TokenLosses(torch.autograd.Function):
         return losses.where(counted, 0.0)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, None, None]:
         scores, places, counted, normalisers = ctx.saved_tensors
         gradient = torch.empty_like(scores)
