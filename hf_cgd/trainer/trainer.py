@@ -209,9 +209,9 @@ class GroupRobustTrainer(
             known = [part for part in ids if part is not None]
             if len(known) == len(ids):
                 self.robust_loss.open_window(known)
-        given = [own for own in labels if own is not None]
-        if self._example_weights.are_set and len(given) == len(labels):
-            self._example_weights.open_step(given, beside, self._setup.key)
+        there = [own for own in labels if own is not None]
+        if self._example_weights.are_set and len(there) == len(labels):
+            self._example_weights.open_step(there, beside, self._setup.key)
         return batches, num_items
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
