@@ -104,8 +104,8 @@ class GroupRobustLoss:
         if objective.needs_gradients:
             self._engine = engine or PerGroupEngine(parameters)
         self._group_counts = self._arithmetic.move(groups.counts_tensor())
-        self._announced: tuple[Tensor, BatchGroups, Tensor | None] | None = None
-        """Losses, groups and reference losses of a batch whose gradients come in the backward pass."""
+        self._announced: tuple[Tensor, BatchGroups, Tensor | None, bool] | None = None
+        """Of a batch whose gradients come in the backward pass: losses, groups, reference losses, whether losses are logged."""
         self._all_groups = self._arithmetic.zeros(len(groups)) == 0
         self._window = StepWindow(
             len(groups), self._arithmetic, self._communication, "self_products" in objective.statistics
@@ -209,6 +209,7 @@ class GroupRobustLoss:
         labels: Tensor | None = None,
         features: Tensor | None = None,
         reference_losses: Tensor | None = None,
+        logged_losses: Tensor | None = None,
     ) -> Tensor:
         """The scalar to call `backward()` on, for one micro-batch.
 
@@ -220,6 +221,7 @@ class GroupRobustLoss:
             labels: [B] classes; for PGI.
             features: [B, D] input of the classification head, with graph; for CORAL.
             reference_losses: [B], under `excess_clip`.
+            logged_losses: [B], what `drain_group_losses` has the means of; None for the losses themselves.
 
         Returns:
             the scalar; averaged over the micro-batches and processes of a step it is the loss of the step. The
@@ -229,6 +231,9 @@ class GroupRobustLoss:
             ValueError: no loss or group for each example, or something that the objective reads is missing.
         """
         require_losses_and_ids(losses, group_ids)
+        if logged_losses is not None:
+            self._group_losses.add_later(logged_losses, group_ids)
+        logs = logged_losses is None
         require_reference(reference_losses, losses, self.excess_clip)
         given = self._read_by_objective({"logits": logits, "labels": labels, "features": features})
         if self._announced is not None:
@@ -253,10 +258,10 @@ class GroupRobustLoss:
             if self._engine is not None and self._engine.timing == "after_backward":
                 loss = self._scalar(losses, group_ids, given, self._state)
                 self._engine.watch(losses)
-                self._announced = (losses.detach(), groups, reference_losses)
+                self._announced = (losses.detach(), groups, reference_losses, logs)
                 return loss
             scale: Scale = 1.0 if self._loss_scale is None else self._loss_scale()
-            gradients = self._gather(losses, groups, reference_losses, scale)
+            gradients = self._gather(losses, groups, reference_losses, scale, logs)
             is_last = not self._window.is_open
             if is_last and self.weight_timing == "current":
                 self._move_weights(scale)
@@ -278,8 +283,8 @@ class GroupRobustLoss:
         """
         if self._announced is None:
             return
-        (losses, groups, reference), self._announced = self._announced, None
-        self._gather(losses, groups, reference, 1.0)
+        (losses, groups, reference, logs), self._announced = self._announced, None
+        self._gather(losses, groups, reference, 1.0, logs)
         if not self._window.is_open:
             self._move_weights(1.0)
             self._state.end_step()
@@ -314,10 +319,10 @@ class GroupRobustLoss:
         return wanted
 
     def _gather(
-        self, losses: Tensor, groups: BatchGroups, reference: Tensor | None, scale: Scale
+        self, losses: Tensor, groups: BatchGroups, reference: Tensor | None, scale: Scale, logs: bool
     ) -> GroupGradients | None:
         """Take this micro-batch into the step's statistics; its group gradients times `scale`, if there are any."""
-        sums = self._group_losses.add(losses, groups)
+        sums = self._group_losses.add(losses, groups) if logs else groups.sums_of(losses, self._arithmetic)
         if reference is not None:
             assert self.excess_clip is not None
             sums = self._group_excess.add(excess_losses(losses, reference, self.excess_clip), groups)

@@ -177,7 +177,7 @@ class GroupForward:
         group_ids: Tensor | None,
         robust_loss: GroupRobustLoss | None,
         losses_of: Callable[[Any, Tensor], Tensor],
-        weighed: bool = False,
+        weigh: Callable[[Tensor, Tensor], Tensor] | None = None,
         reference_losses: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
         """Loss of a batch, and what the model returned.
@@ -189,13 +189,17 @@ class GroupForward:
             group_ids: [B], needed in training.
             robust_loss: forms the loss in training; None in evaluation.
             losses_of: loss of each example [B], from what the model returned and the labels.
-            weighed: whether these are weighed, so that the mean over the step is the plain one.
+            weigh: losses [B] by their weights, from losses and labels, so that the plain mean of them over the step
+                is the weighed one; None for no weights.
             reference_losses: [B], what the weights see the losses in excess of; None for none.
         """
         if robust_loss is None:
             outputs = model(**inputs)
             losses = losses_of(outputs, labels)
-            loss = self.head.mean(losses, labels, self.by_tokens and not weighed)
+            if weigh is not None:
+                loss = self.head.mean(weigh(losses, labels), labels, by_tokens=False)
+            else:
+                loss = self.head.mean(losses, labels, self.by_tokens)
             return loss, with_loss(outputs, loss)
         assert group_ids is not None
         of_engine = nullcontext() if self._by_group else robust_loss.recording()
@@ -211,7 +215,16 @@ class GroupForward:
                 outputs, labels = with_logits(outputs, read["logits"]), read["labels"]
                 group_ids = chosen_rows(group_ids, rows)
                 reference_losses = None if reference_losses is None else chosen_rows(reference_losses, rows)
-        loss = robust_loss(losses_of(outputs, labels), group_ids, **read, reference_losses=reference_losses)
+        losses = losses_of(outputs, labels)
+        # Weights by tokens over all groups would make a group of long rows look worse in the log than it is.
+        logged = losses if weigh is not None and self.by_tokens and self._objective.plain_mean else None
+        loss = robust_loss(
+            losses if weigh is None else weigh(losses, labels),
+            group_ids,
+            **read,
+            reference_losses=reference_losses,
+            logged_losses=logged,
+        )
         return loss, with_loss(outputs, loss)
 
     def losses(

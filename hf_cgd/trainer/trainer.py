@@ -251,15 +251,15 @@ class GroupRobustTrainer(
             if robust_loss is not None:
                 self._setup.require_ids(group_ids, inputs)
 
-            weighed = trains and self._example_weights.are_set
-
             def seen(outputs: Any, labels: Tensor) -> Tensor:
                 losses = self._losses_of_examples(outputs, labels, num_items_in_batch)
                 self._seen = None if trains else SeenBatch(losses, self._head.scores_of(outputs), labels)
-                if weighed:
-                    return self._example_weights.weighed(losses, labels, beside, self._setup.key)
                 return losses
 
+            def weigh(losses: Tensor, labels: Tensor) -> Tensor:
+                return self._example_weights.weighed(losses, labels, beside, self._setup.key)
+
+            weighed = weigh if trains and self._example_weights.are_set else None
             reference = self._reference_losses(inputs, labels, beside) if trains else None
             loss, outputs = self._forward(model, inputs, labels, group_ids, robust_loss, seen, weighed, reference)
         loss = self._share_of_step(loss)
