@@ -105,7 +105,7 @@ class GroupRobustLoss:
             self._engine = engine or PerGroupEngine(parameters)
         self._group_counts = self._arithmetic.move(groups.counts_tensor())
         self._announced: tuple[Tensor, BatchGroups, Tensor | None, bool] | None = None
-        """Of a batch whose gradients come in the backward pass: losses, groups, reference losses, whether losses are logged."""
+        """Losses, groups, reference losses, and whether the losses are logged: of a batch differentiated later."""
         self._all_groups = self._arithmetic.zeros(len(groups)) == 0
         self._window = StepWindow(
             len(groups), self._arithmetic, self._communication, "self_products" in objective.statistics
