@@ -1,11 +1,15 @@
 """Runs under several objectives, all else equal: their options, a table and a picture."""
 
+import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from hf_cgd.cards import RunRecord, html_report, load_run
 from hf_cgd.cli.command_line import RecipeConfig
@@ -72,6 +76,30 @@ def begin_or_go_on(config: RecipeConfig) -> None:
         begins = True
     if begins:
         config.resume_from_checkpoint, config.overwrite_output_dir = None, True
+
+
+def is_finished(config: RecipeConfig, splits: Iterable[str]) -> bool:
+    """Whether a run that is to go on has nothing left to do: as many steps as wanted, and a report of each split.
+
+    To train it again would move its weights: the Trainer looks at `max_steps` after a step, not before.
+
+    Args:
+        config: of the run; one that begins anew is not finished.
+        splits: names of those that are evaluated.
+    """
+    if not config.resume_from_checkpoint:
+        return False
+    assert config.output_dir is not None
+    folder = Path(config.output_dir)
+    try:
+        record, state = load_run(folder), TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+    except (OSError, ValueError):  # It ended before it wrote them, or while it did.
+        return False
+    by_steps = config.max_steps > 0
+    done = state.global_step if by_steps else state.num_train_epochs
+    wanted = config.max_steps if by_steps else math.ceil(config.num_train_epochs)
+    as_long_as_planned = state.global_step >= state.max_steps and done >= wanted
+    return as_long_as_planned and record.steps == state.global_step and set(splits) <= set(record.reports)
 
 
 def write_comparison(runs: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str], pictures: bool) -> str:

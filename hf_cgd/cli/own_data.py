@@ -8,8 +8,8 @@ from typing import Any
 from datasets import DatasetDict
 from transformers import set_seed
 
-from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors
-from hf_cgd.cli.comparison import begin_or_go_on, compared, write_comparison
+from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors, show_messages
+from hf_cgd.cli.comparison import begin_or_go_on, compared, is_finished, write_comparison
 from hf_cgd.cli.data_check import load_checked
 from hf_cgd.cli.model_inputs import require_images, tokenized, with_pixel_values
 from hf_cgd.cli.networks import image_classifier, text_classifier
@@ -41,8 +41,10 @@ class OwnDataRecipe:
     network: Callable[[Any, Sequence[str]], tuple[Any, Any]]
     prepare: Callable[[Any, RecipeConfig, DatasetDict, Any], DatasetDict]
 
-    def main(self, arguments: Sequence[str] | None = None, program: str | None = None) -> GroupRobustTrainer:
+    def main(self, arguments: Sequence[str] | None = None, program: str | None = None) -> GroupRobustTrainer | None:
         """Train, under one objective or all of `--compare`; the trainer, the last one of several.
+
+        None where a comparison was resumed whose runs were all finished.
 
         Args:
             arguments: the command line, `sys.argv` by default.
@@ -56,8 +58,8 @@ class OwnDataRecipe:
         Other processes than the main one get nothing.
         """
         own, configs, folder = self._read(arguments, program)
-        trainer = self._run(own, configs, folder)
-        if not trainer.is_world_process_zero():
+        self._run(own, configs, folder)
+        if configs[0].process_index != 0:
             return {}
         if own.compare is None:
             return summary_of(folder)
@@ -74,7 +76,7 @@ class OwnDataRecipe:
             parsed = [parser.parse_dict(one) for one in ([values] if compare is None else compared(values, compare))]
         return parsed[0][0], [config for _, config in parsed], str(values["output_dir"])
 
-    def _run(self, own: Any, configs: Sequence[RecipeConfig], folder: str) -> GroupRobustTrainer:
+    def _run(self, own: Any, configs: Sequence[RecipeConfig], folder: str) -> GroupRobustTrainer | None:
         config = configs[0]
         with readable_errors(own, config), config.main_process_first():
             splits = self.load(own, config)
@@ -84,19 +86,28 @@ class OwnDataRecipe:
             splits = self.prepare(own, config, splits, processor)
         if own.compare is None:
             return run(config, model, splits, processing_class=processor)
+        evaluated = [name for name in splits if name != "train"]
+        finished = []
         with readable_errors(own, config):
             for one in configs:
                 begin_or_go_on(one)
-                prepare_output(one, one.overwrite_output_dir)
+                finished.append(is_finished(one, evaluated))
+                if not finished[-1]:
+                    prepare_output(one, one.overwrite_output_dir)
                 # What an earlier run has left is removed now.
                 one.overwrite_output_dir = False
+        trainer = None
+        show_messages()
         for number, config in enumerate(configs, start=1):
             logger.info("\n%s, %d of %d", config.objective, number, len(configs))
+            if finished[number - 1]:
+                logger.info("It was finished before: nothing is trained, and what is in its folder stays as it is.")
+                continue
             if number > 1:
                 set_seed(config.seed)
                 model, _ = self.network(own, names)
             trainer = run(config, model, splits, processing_class=processor)
-        if trainer.is_world_process_zero():
+        if config.process_index == 0:
             print(write_comparison([config.output_dir or "" for config in configs], folder, config.pictures))
             print(f"\n{where_it_is(folder)}")
         return trainer

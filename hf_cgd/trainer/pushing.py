@@ -83,9 +83,7 @@ class PushingTrainer(PublishingTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """See `Trainer`. The card goes along; an earlier push that has failed is told of."""
-        running = self.push_in_progress is not None and not self.push_in_progress.is_done()
-        will_push = self.args.hub_strategy != HubStrategy.END and (self.args.hub_always_push or not running)
-        if self.is_world_process_zero() and will_push:
+        if self.is_world_process_zero() and self._will_push():
             self._warn_of_failed_pushes()
             name = (self.hub_model_id or "").split("/")[-1] or None
             try:
@@ -95,6 +93,11 @@ class PushingTrainer(PublishingTrainer):
                 warnings.warn(f"The card could not be written: {error!r}.", GroupRobustWarning, stacklevel=2)
         with _without_token(self.args):
             super()._push_from_checkpoint(checkpoint_folder)
+
+    def _will_push(self) -> bool:
+        """Whether a checkpoint is pushed now; to be asked on the main process, which alone knows of its pushes."""
+        running = self.push_in_progress is not None and not self.push_in_progress.is_done()
+        return self.args.hub_strategy != HubStrategy.END and (self.args.hub_always_push or not running)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """See `Trainer`. The arguments that are saved beside the weights, and pushed with them, hold no token."""

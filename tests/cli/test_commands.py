@@ -1,6 +1,7 @@
 """`hf-cgd` from its words to its exit code: help, mistakes, JSON that pipes, and what each command leaves."""
 
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -203,9 +204,13 @@ def test_broken_images_are_named_before_training(run: Run, tmp_path: Path) -> No
 # ---- What commands do -----------------------------------------------------------------------------------------------
 
 
-def test_objectives_are_compared_in_one_command(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_objectives_are_compared_in_one_command(
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     words = ["--dataset", folder / "d.csv", "--model", folder / "model", "--group_column", "label", "place", *QUICK]
     compare = ["--compare", "erm", "group_dro", "--step_size", "0.1", "--predictions"]
+    # Two steps of the four of an epoch.
+    words += ["--per_device_train_batch_size", 8]
     code, out, error = run("train", "text", *words, *compare, "--output_dir", tmp_path / "out", "--json")
     assert code == 0, error
     found = json.loads(out)
@@ -236,9 +241,27 @@ def test_objectives_are_compared_in_one_command(run: Run, folder: Path, tmp_path
     last = error[error.index(f"In {tmp_path / 'out'}:") :]
     assert all(file in last for files in found["files"].values() for file in files)
 
+    # Again, where nothing is left to do: the plain Trainer would take a step more.
+    trained: list[Any] = []
+    monkeypatch.setattr(GroupRobustTrainer, "train", lambda self, **_: trained.append(self))
+    paths = [path for name in found["runs"] for path in (tmp_path / "out" / name).rglob("*") if path.is_file()]
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+    again = [*words, *compare, "--output_dir", tmp_path / "out", "--json", "--resume_from_checkpoint", "true"]
+    with caplog.at_level(logging.INFO, "hf_cgd"):
+        code, out, error = run("train", "text", *again)
+    assert code == 0 and json.loads(out) == found and not trained, error
+    assert caplog.text.count("It was finished before: nothing is trained") == 2
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths} == before
+    # More steps are wanted, or one of them has no report: then it is not finished, and there is no checkpoint.
+    code, _, error = run("train", "text", *again, "--max_steps", 3)
+    assert code == 2 and "expected a checkpoint in --output_dir" in " ".join(error.split())
+    (tmp_path / "out/group_dro/group_report.json").write_text("{}")
+    code, _, error = run("train", "text", *again)
+    assert code == 2 and "expected a checkpoint in --output_dir" in " ".join(error.split())
+
 
 def test_a_comparison_that_was_stopped_goes_on_where_it_was(
-    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The first run had ended, the second stood in its second epoch, the third had not begun."""
     words = ["train", "text", "--dataset", folder / "d.csv", "--model", folder / "model", "--group_column", "place",
@@ -269,9 +292,11 @@ def test_a_comparison_that_was_stopped_goes_on_where_it_was(
         return step(self, *args, **kwargs)
 
     monkeypatch.setattr(GroupRobustTrainer, "training_step", counts)
-    code, _, error = run(*goes_on, "true")
+    with caplog.at_level(logging.INFO, "hf_cgd"):
+        code, _, error = run(*goes_on, "true")
     assert code == 0, error
     assert steps == ["group_dro"] * epoch + ["cgd"] * 2 * epoch
+    assert caplog.text.count("It was finished before") == 1
     files = ["comparison.md", *(f"{name}/predictions_validation.csv" for name in ("erm", "group_dro", "cgd"))]
     files += [f"{name}/group_report.json" for name in ("erm", "group_dro", "cgd")]
     for file in files:

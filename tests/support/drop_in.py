@@ -17,7 +17,9 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
+    DataCollatorForTokenClassification,
     DataCollatorWithPadding,
     EvalPrediction,
     HfArgumentParser,
@@ -34,6 +36,14 @@ class DataOptions:
     validation_file: str
     test_file: str
     max_length: int = 12
+
+
+@dataclass
+class EntityOptions:
+    model: str = field(metadata={"help": "Folder of the model."})
+    train_file: str
+    validation_file: str
+    every_piece: bool = field(default=False, metadata={"help": "Label all pieces of a word, not the first alone."})
 
 
 @dataclass
@@ -114,6 +124,75 @@ def text_script(
         trainer.push_to_hub(**about)
     else:
         trainer.create_model_card(**about)
+    return trainer
+
+
+def entity_script(
+    trainer_class: Callable[..., Trainer], arguments_class: type, line: Sequence[str], **more: Any
+) -> Trainer:
+    """Finds entities in words of JSONL files, whose labels it gives to the words' pieces; evaluates and predicts."""
+    options, arguments = parsed(EntityOptions, arguments_class, line)
+    files = {"train": options.train_file, "validation": options.validation_file}
+    raw = load_dataset("json", data_files=files, cache_dir=str(Path(arguments.output_dir).parent / "cache"))
+    classes = sorted({tag for tags in raw["train"]["tags"] for tag in tags})
+    numbers = {name: number for number, name in enumerate(classes)}
+    within = [numbers.get(name.replace("B-", "I-"), number) for name, number in numbers.items()]
+    config = AutoConfig.from_pretrained(options.model, num_labels=len(classes), label2id=numbers,
+                                        id2label=dict(enumerate(classes)))  # fmt: skip
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForTokenClassification.from_pretrained(options.model, config=config, ignore_mismatched_sizes=True)
+
+    def prepared(rows: dict[str, list[Any]]) -> dict[str, Any]:
+        found = tokenizer(rows["words"], truncation=True, is_split_into_words=True)
+        found["labels"] = []
+        for row, tags in enumerate(rows["tags"]):
+            before, labels = None, []
+            for word in found.word_ids(row):
+                if word is None:
+                    labels.append(-100)
+                elif word != before:
+                    labels.append(numbers[tags[word]])
+                else:
+                    labels.append(within[numbers[tags[word]]] if options.every_piece else -100)
+                before = word
+            found["labels"].append(labels)
+        return dict(found)
+
+    def words_of(answers: np.ndarray, labels: np.ndarray) -> tuple[list[list[str]], list[list[str]]]:
+        best = np.argmax(answers, axis=2)
+        return tuple(
+            [
+                [classes[n] for n, label in zip(*rows, strict=True) if label != -100]
+                for rows in zip(one, labels, strict=True)
+            ]
+            for one in (best, labels)
+        )  # type: ignore[return-value]
+
+    def entities(prediction: EvalPrediction) -> dict[str, float]:
+        from seqeval.metrics import accuracy_score, f1_score
+
+        found, true = words_of(prediction.predictions, prediction.label_ids)
+        return {"f1": float(f1_score(true, found)), "share_right": float(accuracy_score(true, found))}
+
+    raw = raw.map(prepared, batched=True, remove_columns=["words", "tags"])
+    trainer = trainer_class(
+        model=model,
+        args=arguments,
+        train_dataset=raw["train"],
+        eval_dataset=raw["validation"],
+        compute_metrics=entities,
+        processing_class=tokenizer,
+        data_collator=DataCollatorForTokenClassification(tokenizer),
+        **more,
+    )
+    result = trainer.train(resume_from_checkpoint=last_checkpoint(arguments))
+    trainer.save_model()
+    trainer.save_metrics("train", result.metrics)
+    trainer.save_metrics("eval", trainer.evaluate())
+    answers, labels, metrics = trainer.predict(raw["validation"], metric_key_prefix="predict")
+    trainer.save_metrics("predict", metrics)
+    lines = [" ".join(tags) for tags in words_of(answers, labels)[0]]
+    Path(arguments.output_dir, "predictions.txt").write_text("\n".join(lines))
     return trainer
 
 

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -78,6 +79,8 @@ CASES: dict[str, dict[str, Any]] = {
     "cgd all-reduced": {**CGD, "backend": "without"},
 }
 EVALUATED = ("erm", "cgd")
+PUBLISHED = "whole"
+"""Name of the repository that a run of several processes is pushed to, where HF_ENDPOINT tells the Hub."""
 SAMPLED_ROWS, SAMPLED_STEPS, SAVED_STEP = 36, 8, 4
 
 
@@ -241,6 +244,38 @@ def run_many_groups(output_dir: str) -> dict[str, Any]:
     return {"weights": trainer.group_weights.tolist(), "files": sorted(os.listdir(output_dir))}
 
 
+class PushesInTurn(TrainerCallback):
+    """Lets a push end before the next checkpoint writes over the files that it sends."""
+
+    trainer: GroupRobustTrainer
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for the push that the checkpoint began."""
+        self.trainer._finish_current_push()
+
+
+def run_published(output_dir: str, pushes: bool) -> dict[str, Any]:
+    """A run that pushes each checkpoint, and itself at the end; or the same run without a Hub."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    hub: dict[str, Any] = {"push_to_hub": pushes, "hub_model_id": PUBLISHED, "hub_always_push": True}
+    args = arguments(output_dir, world, **CGD, save_strategy="steps", save_steps=2, **hub)
+    data = text_dataset(60).remove_columns("group").add_column("group", groups_of_rows(60))
+    callback = PushesInTurn()
+    trainer = GroupRobustTrainer(
+        tiny_distilbert(), args, train_dataset=data, eval_dataset=text_dataset(7, groups=3), callbacks=[callback]
+    )
+    callback.trainer = trainer
+    trainer.train()
+    with warnings.catch_warnings(), patch("hf_cgd.cards.writing.write_pictures", lambda record, folder: {}):
+        # The last group has no rows to evaluate.
+        warnings.filterwarnings("ignore", "No examples of the group")
+        if pushes:
+            trainer.push_to_hub()
+        else:
+            trainer.evaluate()
+    return {"report": trainer.group_report().to_dict(), "weights": trainer.group_weights.tolist()}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     # The end of every run collects garbage: not through all modules each time, which takes longer than the run.
@@ -251,5 +286,7 @@ if __name__ == "__main__":
     results["resumed"] = run_case("cgd momentum", str(folder / "resumed"), checkpoint)
     for kind in ("none", "balanced", "weighted", "weights") if len(cases) == len(CASES) else ("balanced",):
         results[kind] = run_sampling(kind, str(folder / kind))
+    if "HF_ENDPOINT" in os.environ:
+        results["published"] = run_published(str(folder / "published"), pushes=True)
     results["many groups"] = run_many_groups(str(folder / "many"))
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))

@@ -5,6 +5,7 @@ Two launches (two and three processes) are shared by all tests; their twins run 
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hub_server import TOKEN, USER, HubServer, running_hub
+from huggingface_hub import ModelCard
 from paths import RECIPES, SUPPORT
 from programs import run
 from several_processes import (
     CASES,
     EVALUATED,
     GLOBAL_BATCH,
+    PUBLISHED,
     SAMPLED_ROWS,
     SAMPLED_STEPS,
     SAVED_STEP,
     groups_of_rows,
     run_case,
+    run_published,
 )
 from tiny import predicts_one_class
 
@@ -47,11 +52,11 @@ WITHOUT_FORMULA = ("cgd momentum", *(case for case in CASES if any(word in case 
 Results = dict[int, list[dict[str, Any]]]
 
 
-def launch(folder: Path, processes: int, source: Path, *cases: str) -> list[dict[str, Any]]:
+def launch(folder: Path, processes: int, source: Path, *cases: str, **environment: str) -> list[dict[str, Any]]:
     launcher = ["-m", "accelerate.commands.launch", "--config_file", TWO_CPUS, "--num_processes", processes]
     # Port 0 stands for one that is free.
     launcher += ["--main_process_port", 0]
-    run(*launcher, SUPPORT / "several_processes.py", folder, source, *cases, OMP_NUM_THREADS="1")
+    run(*launcher, SUPPORT / "several_processes.py", folder, source, *cases, OMP_NUM_THREADS="1", **environment)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 
@@ -61,11 +66,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(folder: Path) -> Results:
+def hub() -> Iterator[HubServer]:
+    with running_hub() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path, hub: HubServer) -> Results:
     two, three = folder / "two", folder / "three"
     two.mkdir()
     three.mkdir()
-    return {2: launch(two, 2, two), 3: launch(three, 3, two, *WITH_THREE)}
+    at_hub = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+    return {2: launch(two, 2, two, **at_hub), 3: launch(three, 3, two, *WITH_THREE)}
 
 
 @pytest.fixture(scope="module")
@@ -271,3 +283,32 @@ def test_reports_are_the_same_on_all_processes(results: Results) -> None:
     for case in EVALUATED:
         first, second = (rank[case]["reports"] for rank in results[2])
         assert first == second and all("(worst)" in report for report in first)
+
+
+def test_one_process_pushes_and_the_card_is_that_of_the_whole_run(
+    results: Results, hub: HubServer, tmp_path: Path
+) -> None:
+    steps = [f"Training in progress, step {step}" for step in (2, 4, 5)]
+    repository = hub.repositories[f"{USER}/{PUBLISHED}"]
+    assert sorted(message for message, _ in repository.commits) == ["End of training", *steps]
+    assert hub.requests.count("POST /api/repos/create") == 1
+    files = repository.files
+    assert {"README.md", "model.safetensors", "group_report.json", "group_run.json", "group_settings.yaml"} <= set(
+        files
+    )
+
+    one = run_published(str(tmp_path), pushes=False)
+    report, run = (json.loads(files[name]) for name in ("group_report.json", "group_run.json"))
+    # Seven rows, which two processes share unevenly; four groups of 60 rows, of which each process held its own.
+    assert [row["count"] for row in report["validation"]["groups"]] == [3, 2, 2, 0]
+    for rank in results[2]:
+        assert rank["published"]["report"] == report["validation"]
+    here, there = report["validation"]["groups"], one["report"]["groups"]
+    assert [row["accuracy"] for row in here] == [row["accuracy"] for row in there]
+    assert [row["loss"] for row in here[:3]] == pytest.approx([row["loss"] for row in there[:3]], rel=1e-5)
+    assert report["validation"]["overall"] == pytest.approx(one["report"]["overall"], rel=1e-5)
+    assert list(run["weights"].values()) == pytest.approx(one["weights"], rel=1e-5)
+    assert run["steps"] == 5 and run["groups"]["counts"] == np.bincount(groups_of_rows(60)).tolist()
+    card = ModelCard(files["README.md"].decode())
+    stated = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert stated["worst_group_accuracy"] == report["validation"]["overall"]["worst_group_accuracy"]

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drop_in import image_script, text_script
+from drop_in import entity_script, image_script, text_script
 from hub_server import TOKEN, USER, HubServer, at_this_hub
 from PIL import Image
+from seqeval.metrics import f1_score
 from tiny import logged, parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    BertTokenizerFast,
     EvalPrediction,
     Trainer,
     TrainerCallback,
@@ -25,6 +29,7 @@ from transformers import (
 
 from hf_cgd import GroupInfo, GroupRobustConfig, GroupRobustTrainer, load_report
 from hf_cgd.cli.tiny_networks import tiny_text_classifier
+from hf_cgd.metrics.entities import entity_f1
 
 pytestmark = [predicts_one_class, pytest.mark.filterwarnings("ignore:No examples of the group")]
 WORDS = {"sad": ["rain", "grey", "loss"], "glad": ["sun", "song", "win"]}
@@ -160,6 +165,79 @@ def test_a_text_script_pushes_what_it_trained(
     assert "base_model: a-tiny-model" in card and "made up" in card and "worst_group_accuracy" in card
     assert load_report(f"{USER}/moods") == trainer.group_report()
     assert TOKEN not in card
+
+
+PEOPLE, TOWNS = ["ada", "ben", "cleo"], ["oslo", "rome", "new york"]
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with a tokenizer of word pieces, and two JSONL files of words, their tags, and a place."""
+    folder = tmp_path_factory.mktemp("notes")
+    random = np.random.default_rng(0)
+    for name, size in (("train", 48), ("validation", 16)):
+        with open(folder / f"{name}.jsonl", "w") as file:
+            for _ in range(size):
+                place = random.choice(PLACES)
+                who, town = random.choice(PEOPLE), random.choice(TOWNS).split()
+                words = [who, *["walks", "to"][: random.integers(1, 3)], *town]
+                tags = ["B-PER", *["O"] * (len(words) - 1 - len(town)), "B-LOC", *["I-LOC"] * (len(town) - 1)]
+                file.write(json.dumps({"words": words, "tags": tags, "place": place}) + "\n")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+    pieces += ["ben", "walk", "to", "rome", *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz")]
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "model")
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=len(pieces), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+                        intermediate_size=32, max_position_embeddings=64)  # fmt: skip
+    BertForTokenClassification(config).save_pretrained(folder / "model")
+    return folder
+
+
+def entity_line(folder: Path, output: Path, *more: str) -> list[str]:
+    return ["--model", str(folder / "model"), "--train_file", str(folder / "train.jsonl"), "--validation_file",
+            str(folder / "validation.jsonl"), "--output_dir", str(output), *COMMON, "--per_device_eval_batch_size", "16", *more]  # fmt: skip
+
+
+def test_an_entity_script_under_erm_is_the_plain_one(notes: Path, tmp_path: Path) -> None:
+    """Dropout too. Beside the script's own metrics each group has its F1, which the script's would be on its rows.
+
+    All rows are evaluated in one batch: of several, the plain Trainer's loss is the mean of the batches' means.
+    """
+    line = entity_line(notes, tmp_path / "plain", "--every_piece")
+    plain = entity_script(Trainer, TrainingArguments, line)
+    names = list(plain.model.config.id2label.values())
+    line = entity_line(notes, tmp_path / "ours", "--every_piece", *GROUPS, "erm")
+    # `compute_metrics` sees what it saw; the metric of groups is one more line.
+    ours = entity_script(GroupRobustTrainer, GroupRobustConfig, line, group_metrics={"entity_f1": entity_f1(names)})
+    require_twins(ours, plain)
+    here, there = (metrics_of(tmp_path / name, "predict") for name in ("ours", "plain"))
+    assert here["predict_f1"] == there["predict_f1"] == pytest.approx(here["predict_entity_f1"])
+    files = [(tmp_path / name / "predictions.txt").read_text() for name in ("ours", "plain")]
+    assert files[0] == files[1] and len(files[0].splitlines()) == 16
+
+    rows = [json.loads(row) for row in (notes / "validation.jsonl").read_text().splitlines()]
+    prepared = ours.eval_dataset
+    found = [row.split() for row in files[0].splitlines()]
+    true = [[names[label] for label in labels if label != -100] for labels in prepared["labels"]]
+    for place in PLACES:
+        kept = [number for number, row in enumerate(rows) if row["place"] == place]
+        assert here[f"predict_group_count/{place}"] == len(kept)
+        expected = f1_score([true[number] for number in kept], [found[number] for number in kept])
+        assert here[f"predict_group_entity_f1/{place}"] == pytest.approx(expected)
+        right = [a == b for number in kept for a, b in zip(true[number], found[number], strict=True)]
+        assert here[f"predict_group_token_accuracy/{place}"] == pytest.approx(np.mean(right))
+
+
+@pytest.mark.parametrize(("objective", "unit"), [("group_dro", "example"), ("cgd", "token"), ("cgd", "example")])
+def test_an_entity_script_moves_the_weights_of_its_groups(
+    notes: Path, tmp_path: Path, objective: str, unit: str
+) -> None:
+    words = [*GROUPS, objective, "--step_size", "0.5", "--group_unit", unit]
+    run = entity_script(GroupRobustTrainer, GroupRobustConfig, entity_line(notes, tmp_path / "out", *words))
+    assert list(run.groups.names) == PLACES
+    assert len(logged(run, "group_weight/north")) == 6
+    assert (run.group_weights - 0.5).abs().max() > 1e-4
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,9 @@
 """What trackers get, read back from what they wrote."""
 
+import importlib
+import json
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,45 @@ def test_mlflow(tracked: Callable[[str], GroupRobustTrainer]) -> None:
         assert [metric.value for metric in sorted(history, key=lambda one: one.step)] == pytest.approx(values)
     pictures = {item.path for item in client.list_artifacts(found.info.run_id, "groups")}
     assert "groups/group_weights.png" in pictures
+
+
+def test_wandb(tracked: Callable[[str], GroupRobustTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        run = tracked("wandb")
+    finally:
+        # Ends its process, which writes its file to the end then.
+        wandb.teardown()
+    (file,) = tmp_path.rglob("run-*.wandb")
+    rows = wandb_rows(file)
+    for name, values in series(run).items():
+        assert [row[name] for row in rows if name in row] == pytest.approx(values), name
+        assert [row["train/global_step"] for row in rows if name in row] == [1, 2, 3]
+    shown = {row["groups/group_weights/path"] for row in rows if "groups/group_weights/path" in row}
+    assert len(shown) == 1 and (file.parent / "files" / shown.pop()).is_file()
+
+
+def wandb_rows(file: Path) -> list[dict[str, Any]]:
+    """What a run was given, in order: the history among wandb's own records, which stand in the form of LevelDB's log."""
+    kinds = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    content, block, last_part = file.read_bytes(), 32768, (1, 4)
+    rows, at, gathered = [], 7, b""
+    while at < len(content):
+        rest = block - at % block
+        if rest < 7:
+            at += rest
+            continue
+        _, length, kind = struct.unpack("<IHB", content[at : at + 7])
+        gathered += content[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in last_part:
+            record, gathered = kinds.Record.FromString(gathered), b""
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                rows.append({item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items})
+    return rows
 
 
 def test_groups_that_a_tracker_would_mix_up_are_warned_of(trainer: Build) -> None:
