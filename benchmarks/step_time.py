@@ -43,6 +43,8 @@ class Setting:
     pixels: int = 0
     scope: Any = 3
     vocabulary: int = 20000
+    predicts_words: bool = False
+    """Labels are the tokens; the last two methods are not for it."""
 
 
 def bert(size: int, layers: int, heads: int) -> nn.Module:
@@ -54,6 +56,10 @@ def bert(size: int, layers: int, heads: int) -> nn.Module:
 
 def distilbert() -> nn.Module:
     return tf.DistilBertForSequenceClassification(tf.DistilBertConfig())
+
+
+def gpt2(tied: bool = True) -> nn.Module:
+    return tf.GPT2LMHeadModel(tf.GPT2Config(tie_word_embeddings=tied))
 
 
 def timm_model(name: str, **options: Any) -> nn.Module:
@@ -69,6 +75,8 @@ SETTINGS = {
     "minilm-k4": Setting(lambda: bert(384, 6, 12), 32, 4, 4, tokens=64),
     "bert-base-k6": Setting(lambda: bert(768, 12, 12), 16, 6, 6, tokens=128),
     "vit-small-96": Setting(lambda: timm_model("vit_small_patch16_224", img_size=96), 32, 4, 4, pixels=96),
+    "gpt2-k4": Setting(gpt2, 8, 4, 4, tokens=128, vocabulary=50257, predicts_words=True),
+    "gpt2-untied-k4": Setting(lambda: gpt2(tied=False), 8, 4, 4, tokens=128, vocabulary=50257, predicts_words=True),
     "minilm-16-of-16": Setting(lambda: bert(384, 6, 12), 64, 16, 16, tokens=64),
     "minilm-16-of-1000": Setting(lambda: bert(384, 6, 12), 64, 1000, 16, tokens=64),
     "resnet50-96": Setting(lambda: timm_model("resnet50"), 32, 4, 4, pixels=96),
@@ -114,7 +122,8 @@ class Steps:
         else:
             shape = (setting.batch, 3, setting.pixels, setting.pixels)  # type: ignore[assignment]
             self.batch = {"pixel_values": torch.randn(shape, generator=generator)}
-        self.batch["labels"] = torch.randint(0, 2, (setting.batch,), generator=generator)
+        labels = torch.randint(0, 2, (setting.batch,), generator=generator)
+        self.batch["labels"] = self.batch["input_ids"].clone() if setting.predicts_words else labels
         self.batch = {name: value.to(device) for name, value in self.batch.items()}
         group_ids = (torch.arange(setting.batch) % setting.present).sort().values
         self.group_ids = group_ids.to(device)
@@ -137,7 +146,8 @@ class Steps:
         if knobs["objective"] == "cgd" and "gradient_layers" not in knobs:
             layers = self.setting.scope
             knobs["gradient_layers"] = layers if isinstance(layers, list) else [str(layers)]
-        rows = [{"labels": 0, "input_ids": [0], "group": group} for group in range(self.setting.groups)]
+        labels = [0] if self.setting.predicts_words else 0
+        rows = [{"labels": labels, "input_ids": [0], "group": group} for group in range(self.setting.groups)]
         args = GroupRobustConfig("out/benchmark", group_column=["group"], min_group_size=1, **self.options, **knobs)
         trainer = GroupRobustTrainer(model=self.model, args=args, train_dataset=rows)
         trainer.create_optimizer()

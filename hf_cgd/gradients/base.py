@@ -30,9 +30,12 @@ class GroupGradients:
 
     Attributes:
         reads_graph: whether `scalar` needs the graph of the loss, since it hands the loss on.
+        others: parameters outside of the scope that get a gradient straight from `scalar`, besides what comes through
+            the cut. They are in no row and in no inner product.
     """
 
     reads_graph: ClassVar[bool] = True
+    others: Sequence[nn.Parameter] = ()
 
     def __init__(self, rows: Tensor | None = None) -> None:
         self._rows = rows

@@ -27,6 +27,7 @@ class CallRecorder:
         modules: those of the scope.
         graph_is_kept: whether rules may take gradients through the graph of the forward pass. They do where a second
             run of a module would not be safe.
+        followers: modules outside of the scope whose calls are noted as well, once the scope has been entered.
 
     Attributes:
         rules: the rule of each module, chosen at its first call.
@@ -34,8 +35,11 @@ class CallRecorder:
         calls, cut: of the last pass.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], graph_is_kept: bool = True) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], graph_is_kept: bool = True, followers: Iterable[nn.Module] = ()
+    ) -> None:
         self.rules: dict[nn.Module, LayerRule] = {}
+        self.followers = dict.fromkeys(followers)
         self._modules = list(modules)
         self._graph_is_kept = graph_is_kept
         self._hooked: set[nn.Module] = set()
@@ -52,10 +56,11 @@ class CallRecorder:
     def recording(self) -> Iterator[None]:
         """Goes around the forward pass."""
         self._start_over()
-        self._hooked = {module for module in self._modules if module._forward_hooks or module._forward_pre_hooks}
+        modules = [*self._modules, *self.followers]
+        self._hooked = {module for module in modules if module._forward_hooks or module._forward_pre_hooks}
         begin, note, hooks = self._begin, self._note, []
         try:
-            for module in self._modules:
+            for module in modules:
                 hooks.append(module.register_forward_pre_hook(begin, with_kwargs=True))
                 hooks.append(module.register_forward_hook(note, with_kwargs=True))
             yield
@@ -74,6 +79,8 @@ class CallRecorder:
         if not torch.is_grad_enabled():
             return
         if not self._begun:
+            if module in self.followers:
+                return
             self.cut = Cut.of((arguments, keywords))
         rule = self.rules.get(module)
         parent = self._running[-1].number if self._running else None
@@ -83,6 +90,9 @@ class CallRecorder:
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():
+            return
+        # What began before the scope was entered has not been noted.
+        if module in self.followers and all(begun.module is not module for begun in self._running):
             return
         begun = None
         while self._running and (begun is None or begun.module is not module):

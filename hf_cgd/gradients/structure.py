@@ -20,6 +20,8 @@ Edge = tuple[Node, int]
 REDUCTIONS = ("Sum", "Mean", "Var", "Std", "Norm", "LinalgVectorNorm", "Logsumexp", "Softmax", "LogSoftmax", "Cumsum")
 """Beginnings of the names of nodes that reduce dimensions, or normalise over them."""
 
+CHECKPOINT = "CheckpointFunctionBackward"
+"""The node of a re-entrant checkpoint."""
 LEAF = "AccumulateGrad"
 """The node of a leaf of the graph."""
 HARMLESS = frozenset(f"{name}Backward0" for name in ("Add", "Addmm", "Gelu", "Mm", "Mul", "Relu", "T", "View"))
@@ -35,6 +37,24 @@ def edge_of(tensor: Tensor) -> Edge:
     """Where the gradient of a tensor arrives."""
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
+
+
+def leaves_before(cut: Cut) -> set[int] | None:
+    """Ids of the leaves that a cut is computed from; None where a re-entrant checkpoint hides some."""
+    todo: list[Any] = [cut.edge[0]]
+    seen: set[Any] = set(todo)
+    found = set()
+    while todo:
+        node = todo.pop()
+        name = type(node).__name__
+        if name == CHECKPOINT:
+            return None
+        if name == LEAF:
+            found.add(id(node.variable))
+        following = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= following
+        todo.extend(following)
+    return found
 
 
 class LossGraph:
@@ -88,6 +108,11 @@ class LossGraph:
         """Ids of the leaves."""
         return {id(leaf) for leaf, _ in self.leaves}
 
+    @property
+    def users(self) -> set[int]:
+        """Numbers of the calls that use a leaf themselves, not through a call within them."""
+        return {call.number for _, call in self.leaves if call is not None}
+
     def _walk(self, start: Edge, stop: Edge | None) -> None:
         todo: list[tuple[Edge, LayerCall | None]] = [(start, None)]
         seen: set[tuple[Edge, int]] = set()
@@ -124,7 +149,7 @@ class LossGraph:
             self.mixing = name
         if name.startswith(REDUCTIONS) and self._reduces_rows(node):
             self.reduction = name
-        self.hides_parameters |= name == "CheckpointFunctionBackward"
+        self.hides_parameters |= name == CHECKPOINT
 
     def _within(self, edge: Edge, call: LayerCall | None) -> LayerCall | None:
         """The innermost call that an edge belongs to, when it is reached from within `call`."""

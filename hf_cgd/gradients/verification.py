@@ -89,11 +89,12 @@ class StepCheck:
     """Compares engines with ordinary backward passes on a whole step.
 
     Engines look at the graph's structure themselves, and vouch that what lies beyond the cut is reached through it
-    alone. So the groups' gradients and the step's gradient in the scope and at the cut are all that numbers have to
-    tell. They are told by one pass whatever the number of groups: the groups' losses are summed with coefficients of
-    which no two are alike and under which all groups' gradients are of one size. The gradient of that sum is compared
-    with the same sum of the rows that an engine gives, and with the gradient of the scalar that it makes. An error in
-    any row, or two groups that are taken for one another, shows in it. The graph is kept.
+    alone, but for the parameters that they name (`GroupGradients.others`). So the groups' gradients and the step's
+    gradient in the scope, at those and at the cut are all that numbers have to tell. They are told by one pass
+    whatever the number of groups: the groups' losses are summed with coefficients of which no two are alike and under
+    which all groups' gradients are of one size. The gradient of that sum is compared with the same sum of the rows
+    that an engine gives, and with the gradient of the scalar that it makes. An error in any row, or two groups that
+    are taken for one another, shows in it. The graph is kept.
 
     Args:
         parameters: the gradient scope.
@@ -114,8 +115,9 @@ class StepCheck:
         self._losses = losses
         self._group_ids = group_ids
         self._groups = groups
+        self._sources: list[Tensor] = list(parameters)
         self._sizes: list[float] = []
-        """Largest entry of each parameter's gradient in the pass that an engine was compared with."""
+        """Largest entry of each source's gradient in the pass that an engine was compared with."""
 
     def verdict_on(self, engine: FastEngine) -> Verdict:
         """Whether an engine that recorded the forward pass can be used."""
@@ -126,6 +128,7 @@ class StepCheck:
             # A check must leave no trace in the random state, or a resumed run would not be the uninterrupted one.
             with torch.random.fork_rng(devices=devices):
                 found = engine.group_gradients(self._losses, self._group_ids, self._groups, keep_graph=True)
+                self._sources = [*self._parameters, *found.others]
                 # Rows and inner products may share memory, and the step is to find the latter.
                 rows = None if engine.forms_sketches else copy.copy(found).rows
                 products = self._oracle_gram() if rows is None else inner_products(rows, True)
@@ -140,6 +143,12 @@ class StepCheck:
             return Verdict(False, str(ruled_out))
         expected = self._gradients(weighted, cut)
         self._sizes = _largest_entries(expected)
+        if found.others and cut is not None:
+            # What reaches them through the cut may be far larger, and would hide an error in the rest.
+            through = torch.autograd.grad(cut, list(found.others), expected[-1], retain_graph=True, allow_unused=True)
+            whole = expected[in_scope : in_scope + len(through)]
+            rest = [one if part is None else one - part for one, part in zip(whole, through, strict=True)]
+            self._sizes[in_scope : in_scope + len(through)] = _largest_entries(rest)
         if not math.isfinite(sum(self._sizes)):
             return Verdict(False, "gradients are not finite", found, is_finite=False)
         if not bool(gram.isfinite().all() & products.isfinite().all()):
@@ -172,7 +181,7 @@ class StepCheck:
     def is_blind(self) -> bool:
         """Whether a parameter that the losses depend on has a gradient of exactly zero, which tells nothing."""
         reached = LossGraph(self._losses, [], None).reached
-        sizes = zip(self._parameters, self._sizes, strict=False)
+        sizes = zip(self._sources, self._sizes, strict=False)
         return any(not size and id(p) in reached and p.requires_grad for p, size in sizes)
 
     def _weights_for(self, gram: Tensor) -> Tensor:
@@ -215,8 +224,8 @@ class StepCheck:
         return [sizes.get(place, 0.0) for place in range(len(expected))], _norm(noise) / max(_norm(chosen), 1e-300)
 
     def _gradients(self, loss: Tensor, cut: Tensor | None, places: Sequence[int] | None = None) -> list[Tensor]:
-        """The gradient in the scope and at the cut (or of them those at these places); zeros where there is none."""
-        sources = [*self._parameters, *([] if cut is None else [cut])]
+        """The gradients of parameters and at the cut (or of them those at these places); zeros where there is none."""
+        sources = [*self._sources, *([] if cut is None else [cut])]
         sources = sources if places is None else [sources[place] for place in places]
         wanted = [source for source in sources if source.requires_grad]
         found = iter(torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True) if wanted else ())

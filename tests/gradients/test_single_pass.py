@@ -59,15 +59,20 @@ def test_any_number_of_layers(name: str, scope: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["RoBERTa", "MLP"])
-def test_a_scope_with_trainable_gaps_is_computed_per_group(name: str) -> None:
-    """Weights behind the cut that are not in the scope would get no gradient from the surrogate."""
+def test_trainable_gaps_in_a_scope_get_their_gradients(name: str) -> None:
+    """Weights behind the cut that are not in the scope: the scalar carries their gradients too."""
     model, inputs = build(name)
     engine = AutoEngine(model, list(gradient_scope(model, [r"bias$"]).values()))
     with engine.recording():
         losses = losses_of(model, inputs)
-    engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
-    assert engine.chosen is not None and engine.chosen.name == "per_group"
-    assert "weight is not in the gradient scope but reaches the loss" in engine.reason
+    everything = [p for p in model.parameters() if p.requires_grad]
+    coefficients = torch.linspace(0.1, 0.9, len(losses))[torch.tensor(GROUPS[3])]
+    weighted = (coefficients * losses).sum()
+    expected = flat(torch.autograd.grad(weighted, everything, retain_graph=True, allow_unused=True), everything)
+    gradients = engine.group_gradients(losses, torch.tensor(GROUPS[3]), [0, 1, 2])
+    assert engine.chosen is not None and engine.chosen.name == "single_pass", engine.reason
+    gradients.scalar(weighted, coefficients).backward()
+    assert close(expected, flat([p.grad for p in everything], everything), torch.float32)
 
 
 def test_frozen_weights_in_the_scope_are_no_gap() -> None:

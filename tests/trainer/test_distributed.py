@@ -115,6 +115,8 @@ def test_processes_equal_one(results: Results, twin: Any, processes: int, case: 
 
 def test_engines_and_switches_do_what_they_are_named_for(results: Results, twin: Any) -> None:
     assert [twin(f"cgd {name}")["engine"] for name in ("single_pass", "sketch")] == ["single_pass", "sketch"]
+    # A tied head outside of the scope has its gradient summed by DDP as any other.
+    assert {twin(case)["engine"] for case in ("cgd tokens", "cgd rows of tokens")} == {"single_pass"}
     assert twin("cgd sketch")["row_size"] == 0
     two = results[2][0]
     assert 0 < two["cgd sketch"]["row_size"] < two["cgd single_pass"]["row_size"]

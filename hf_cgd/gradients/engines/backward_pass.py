@@ -21,6 +21,9 @@ class BackwardPass:
         order: the groups.
         cut: where the body flows into the scope; None where nothing does.
         at_cut: the gradient there.
+        others: parameters outside of the scope that the losses depend on behind the cut.
+        outside: of each module the trainable parameters outside of the scope that it holds, by name.
+        calls_of_others: the calls that use them, as `calls`.
         device, dtype: of the losses.
         memory: for a copy that lives within a call of a rule.
     """
@@ -31,6 +34,9 @@ class BackwardPass:
     order: GroupOrder
     cut: Cut | None
     at_cut: Tensor | None
+    others: Sequence[nn.Parameter]
+    outside: dict[nn.Module, dict[str, nn.Parameter]]
+    calls_of_others: list[tuple[LayerCall, OutputGradients]]
     device: torch.device
     dtype: torch.dtype
     memory: ReusedMemory
@@ -46,11 +52,8 @@ class BackwardPass:
         with torch.no_grad():
             of_groups = coefficients[self.order.first]
             found = {parameter: weighted_sum(rows, of_groups) for parameter, rows in known.items()}
-            self._add_missing(found, coefficients)
-        gradients = [
-            found[id(p)].view_as(p).to(p.dtype) if id(p) in found else torch.zeros_like(p) for p in self.parameters
-        ]
-        return self._finish(loss, coefficients, gradients)
+            self._add_missing(found, coefficients, self.calls, self.owned)
+        return self._finish(loss, coefficients, _shaped(found, self.parameters))
 
     def scalar_of_rows(self, loss: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
         """The same where the groups' gradients [G, P] over all parameters are known."""
@@ -60,20 +63,36 @@ class BackwardPass:
         return self._finish(loss, coefficients, gradients)
 
     def _finish(self, loss: Tensor, coefficients: Tensor, gradients: list[Tensor]) -> Tensor:
-        tensors: list[Tensor] = list(self.parameters)
+        tensors: list[Tensor] = [*self.parameters, *self.others]
+        if self.others:
+            found: dict[int, Tensor] = {}
+            with torch.no_grad():
+                self._add_missing(found, coefficients, self.calls_of_others, self.outside)
+            gradients += _shaped(found, self.others)
         if self.cut is not None and self.at_cut is not None:
             tensors.append(self.cut.tensor)
             gradients.append(scaled_by_example(self.at_cut, coefficients))
         return scalar_with_gradients(loss, tensors, gradients)
 
-    def _add_missing(self, found: dict[int, Tensor], coefficients: Tensor) -> None:
+    def _add_missing(
+        self,
+        found: dict[int, Tensor],
+        coefficients: Tensor,
+        calls: list[tuple[LayerCall, OutputGradients]],
+        held: dict[nn.Module, dict[str, nn.Parameter]],
+    ) -> None:
         """Add weighted gradients [numel] of the parameters that are not in `found`, straight from the activations."""
         given = set(found)
-        for call, gradients in self.calls:
-            missing = {name: id(p) for name, p in self.owned[call.module].items() if id(p) not in given}
+        for call, gradients in calls:
+            missing = {name: id(p) for name, p in held[call.module].items() if id(p) not in given}
             if missing:
                 names = list(missing)
                 weighted = call.rule.weighted_gradients(call, gradients, coefficients, names, self.dtype, self.memory)
                 for name, gradient in weighted.items():
                     old = found.get(missing[name])
                     found[missing[name]] = gradient if old is None else old + gradient
+
+
+def _shaped(found: dict[int, Tensor], parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Gradients [numel], by id of the parameter, in the parameters' shapes and types; zeros where there is none."""
+    return [found[id(p)].view_as(p).to(p.dtype) if id(p) in found else torch.zeros_like(p) for p in parameters]

@@ -6,6 +6,10 @@ arithmetic of one ordinary weight gradient. One `autograd.grad` over the layers'
 flows into the scope from the body) gives all of them and frees the scope's graph. A scalar finishes the step. Its
 gradient is exactly sum_i c_i g_i in the scope and c_g(n) dh_n at the cut. So one ordinary `backward()` runs through
 the body, with DDP's hooks, loss scaling and accumulation.
+
+A trainable parameter behind the cut that is outside of the scope (a head that is tied to the embedding, say) is in no
+row and no inner product. The scalar carries its gradient too: the rows of all groups, each times its coefficient. What
+the same parameter does before the cut reaches it through the body, as ever, and autograd adds the two up.
 """
 
 from collections import Counter
@@ -29,7 +33,7 @@ from hf_cgd.gradients.recording import (
     require_separable_examples,
     require_single_uses,
 )
-from hf_cgd.gradients.structure import LossGraph
+from hf_cgd.gradients.structure import LossGraph, leaves_before
 from hf_cgd.gradients.verification import row_error
 
 MEMORY_BUDGET = 2 * 2**30
@@ -51,6 +55,7 @@ class SinglePassEngine(FastEngine):
         places: where a parameter (by id) stands in a row [P].
         size: P.
         owned: of each module the parameters of the scope that it holds, by name.
+        outside: of each module the trainable parameters outside of the scope that it holds, by name.
         shares_parameters: whether a parameter belongs to several modules.
         scaling_memory: for a copy that lives within a call of a rule.
     """
@@ -58,6 +63,8 @@ class SinglePassEngine(FastEngine):
     name = "single_pass"
     keeps_graph: ClassVar[bool] = True
     """Whether rules may take gradients through the graph of the forward pass."""
+    serves_others: ClassVar[bool] = True
+    """Whether parameters behind the cut may be outside of the scope."""
 
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], memory_budget: float = MEMORY_BUDGET
@@ -71,11 +78,18 @@ class SinglePassEngine(FastEngine):
             start += parameter.numel()
         self.size = start
         self.owned = owned_parameters(model, self.parameters)
-        self._own_ids = {module: frozenset(map(id, own.values())) for module, own in self.owned.items()}
+        others = [p for p in model.parameters() if id(p) not in self.places] if self.serves_others else []
+        self.outside = owned_parameters(model, others)
+        self._held = {
+            module: {**self.owned.get(module, {}), **self.outside.get(module, {})}
+            for module in {**self.owned, **self.outside}
+        }
+        self._own_ids = {module: frozenset(map(id, own.values())) for module, own in self._held.items()}
+        self._others = {id(p): p for own in self.outside.values() for p in own.values()}
         owners = Counter(id(parameter) for own in self.owned.values() for parameter in own.values())
         self.shares_parameters = max(owners.values(), default=0) > 1
         self.scaling_memory = ReusedMemory()
-        self._recorder = CallRecorder(self.owned, self.keeps_graph)
+        self._recorder = CallRecorder(self.owned, self.keeps_graph, self.outside.keys() - self.owned.keys())
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._modules: list[int] | None = None
         self._forms: set[frozenset[tuple[str, int]]] = set()
@@ -110,19 +124,21 @@ class SinglePassEngine(FastEngine):
         Args: as for `GradientEngine.group_gradients`. `groups` must be all that are present, in ascending order.
 
         Raises:
-            NotExactError: the recorded pass does not have the needed form: a parameter of the scope is used outside
-                of its module, another one is reached round the cut, or examples influence one another.
+            NotExactError: the recorded pass does not have the needed form: a parameter is used outside of its module,
+                or reached round the cut, or examples influence one another.
         """
         calls, cut = self._recorder.take()
-        require_separable_examples(calls, cut, len(losses))
+        # A compiled network may leave hooks out without a word, which would leave gradients out.
+        modules = sorted([id(call.module) for call in calls if call.module in self.owned])
         graph = LossGraph(losses, calls, cut)
+        recorded, calls = calls, self._calls_that_count(graph, calls)
+        require_separable_examples(calls, cut, len(losses))
         self._require_structure(graph, calls)
+        self._require_others(recorded, calls, cut)
         # Something that mixes examples may have been put in later, or be taken in some steps only.
         if keep_graph or (self.keeps_graph and graph.form not in self._forms):
             require_independent_examples(losses, calls, cut)
             self._forms.add(graph.form)
-        # A compiled network may leave hooks out without a word, which would leave gradients out.
-        modules = sorted([id(call.module) for call in calls])
         if self._modules is not None and modules != self._modules:
             raise NotExactError("other modules of the scope ran than on the first step")
         self._modules = modules
@@ -138,12 +154,27 @@ class SinglePassEngine(FastEngine):
             found = found[len(call.outputs) :]
         order = self.order_of(group_ids, groups, losses.device)
         at_cut = found[0] if found else None
-        return self.gradients_of(self.backward_pass(with_gradients, order, losses, cut, at_cut))
+        reached = graph.reached
+        others = [parameter for place, parameter in self._others.items() if place in reached]
+        return self.gradients_of(self.backward_pass(with_gradients, order, losses, cut, at_cut, others))
+
+    def _calls_that_count(self, graph: LossGraph, calls: list[LayerCall]) -> list[LayerCall]:
+        """Without those that use none of their own parameters: of modules outside of the scope, or which lend them.
+
+        BERT's head for masked words holds the bias that its decoder adds.
+        """
+        users, reached = graph.users, graph.reached
+        return [
+            call
+            for call in calls
+            if call.number in users or (call.module in self.owned and not self._own_ids[call.module] & reached)
+        ]
 
     def _require_structure(self, graph: LossGraph, calls: list[LayerCall]) -> None:
         """Check the graph of the losses, and take gradients through it where a layer is not what its rule expects."""
         graph.require_visible()
-        graph.require_within_scope(self.places, self._names)
+        found_in = {id(leaf) for leaf, call in graph.leaves if call is not None}
+        graph.require_within_scope(self.places.keys() | (self._others.keys() & found_in), self._names)
         graph.require_own_modules(self._own_ids, self._names)
         graph.require_separate_rows()
         for call in calls:
@@ -152,7 +183,40 @@ class SinglePassEngine(FastEngine):
                 if not self.keeps_graph:
                     raise NotExactError(f"{type(call.module).__name__} computes more than its type says")
                 call.rule = IN_GRAPH
-        require_single_uses(calls, self.owned)
+        require_single_uses(calls, self._held)
+
+    def _require_others(self, recorded: list[LayerCall], calls: list[LayerCall], cut: Cut | None) -> None:
+        """Check the uses of parameters outside of the scope, and look at no other modules outside of it from now on.
+
+        Raises:
+            NotExactError: a gradient through the graph would hold what comes through the cut, or a module is in one
+                that a rule takes for elementary, or has a rule that says nothing on the nodes of its graph.
+        """
+        if not self.outside:
+            return
+        elementary = {call.number for call in recorded if call.rule.nodes is not None}
+        following = [call for call in calls if call.module in self.outside]
+        unclear = [call for call in recorded if call.module in self.outside and call.parent in elementary]
+        unclear += [
+            call for call in following if not (call.rule.nodes or call.rule.reads_graph or call.rule.runs_again)
+        ]
+        for call in unclear:
+            raise NotExactError(
+                f"{type(call.module).__name__} has parameters outside of the gradient scope, and its rule cannot "
+                "tell whether it computes something else as well"
+            )
+        through_graph = [call for call in following if call.rule.reads_graph]
+        if through_graph and cut is not None:
+            before = leaves_before(cut)
+            for call in through_graph:
+                own = self.outside[call.module].values()
+                if before is None or any(id(parameter) in before for parameter in own):
+                    raise NotExactError(
+                        f"parameters of {type(call.module).__name__}, outside of the gradient scope, are used before "
+                        "its first input too, or that cannot be seen"
+                    )
+        if self._modules is None:
+            self._recorder.followers = {call.module: None for call in following if call.module not in self.owned}
 
     def order_of(self, group_ids: Tensor, groups: Sequence[int], device: torch.device) -> GroupOrder:
         """The order in which the rules take the examples."""
@@ -165,15 +229,19 @@ class SinglePassEngine(FastEngine):
         losses: Tensor,
         cut: Cut | None = None,
         at_cut: Tensor | None = None,
+        others: Sequence[nn.Parameter] = (),
     ) -> BackwardPass:
         """The results of a backward pass, from which `gradients_of` forms the groups' gradients."""
         return BackwardPass(
             parameters=self.parameters,
             owned=self.owned,
-            calls=calls,
+            calls=[each for each in calls if each[0].module in self.owned],
             order=order,
             cut=cut,
             at_cut=at_cut,
+            others=others,
+            outside=self.outside,
+            calls_of_others=[each for each in calls if each[0].module in self.outside],
             device=losses.device,
             dtype=losses.dtype,
             memory=self.scaling_memory,
@@ -266,6 +334,7 @@ class _SinglePassGradients(GroupGradients):
 
     def __init__(self, engine: SinglePassEngine, step: BackwardPass) -> None:
         super().__init__()
+        self.others = step.others
         self._engine = engine
         self._step = step
         self._gram: Tensor | None = None

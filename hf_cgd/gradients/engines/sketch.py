@@ -106,6 +106,7 @@ class _SketchGradients(GroupGradients):
         super().__init__()
         self._engine = engine
         self._step = step
+        self.others = step.others
 
     def _form_rows(self) -> Tensor:
         with torch.no_grad():

@@ -39,6 +39,7 @@ class StaticShapesEngine(SinglePassEngine):
 
     name = "static_shapes"
     keeps_graph = False
+    serves_others = False
 
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__(model, parameters)
