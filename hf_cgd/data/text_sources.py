@@ -79,8 +79,12 @@ def demo_sources() -> dict[str, list[str]]:
     code = [text for file in sorted(library.glob("*.py")) if (text := _text_in(file)) is not None]
     licences = []
     for package in sorted(importlib.metadata.distributions(), key=lambda one: one.metadata["Name"] or ""):
-        files = [file for file in package.files or () if Path(file).name.upper().startswith("LICENSE")]
-        licences += [text for file in files[:1] if (text := _text_in(Path(str(file.locate())))) is not None]
+        named = [
+            Path(str(file.locate())) for file in package.files or () if Path(file).name.upper().startswith("LICENSE")
+        ]
+        # Old ways of installing list files that are not there.
+        files = [file for file in named if file.is_file()]
+        licences += [text for file in files[:1] if (text := _text_in(file)) is not None]
     found = {"docstrings": docstrings, "code": code, "licences": list(dict.fromkeys(licences))}
     return {name: _first(documents, DEMO_CHARACTERS[name]) for name, documents in found.items()}
 
