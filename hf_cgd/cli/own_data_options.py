@@ -60,9 +60,7 @@ class ImageOptions(OwnDataOptions):
     image_column: str = field(default="image", metadata={"help": "Column of the images, or of their paths."})
     augmentation: Literal["none", "crop_flip"] = field(
         default="none",
-        metadata={
-            "help": "Of training images: none, or crop_flip: random parts (at least 0.7 of the area), mirrored."
-        },
+        metadata={"help": "Of training images: none, or crop_flip: random parts (0.7 of the area or more), mirrored."},
     )
 
 
