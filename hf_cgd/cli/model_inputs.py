@@ -1,14 +1,17 @@
 """From the rows of a table to what a network takes: texts as tokens, images as pixels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import datasets
+import torch
 from datasets import Dataset, DatasetDict
 from PIL import Image
 from tqdm.auto import tqdm
 
+from hf_cgd.data.image_preparation import AREA, SHAPE, Augmentation
 from hf_cgd.data.image_reading import undecoded
 from hf_cgd.data.images import opened_image
 from hf_cgd.data.table_places import listed
@@ -59,7 +62,9 @@ def _is_image(path: str) -> bool:
         return False
 
 
-def with_pixel_values(rows: Dataset, column: str, kept: Sequence[str], processor: Any) -> Dataset:
+def with_pixel_values(
+    rows: Dataset, column: str, kept: Sequence[str], processor: Any, augmentation: Augmentation = "none"
+) -> Dataset:
     """Rows whose images are opened when they are read; one that cannot be is named then.
 
     Args:
@@ -67,12 +72,40 @@ def with_pixel_values(rows: Dataset, column: str, kept: Sequence[str], processor
         column: its name.
         kept: further columns that a batch shall have, where there are any.
         processor: of the network.
+        augmentation: of training images, drawn anew each time that a row is read.
     """
+    pixels = partial(processor, return_tensors="pt") if augmentation == "none" else _random_parts(processor)
 
     def read(batch: dict[str, list[Any]]) -> dict[str, Any]:
         found = {name: batch[name] for name in kept if name in batch}
         if column not in batch:
             return found
-        return {**processor([opened_image(value) for value in batch[column]], return_tensors="pt"), **found}
+        return {**pixels([opened_image(value) for value in batch[column]]), **found}
 
     return undecoded(rows, column).with_transform(read)
+
+
+def _random_parts(processor: Any) -> Callable[[list[Image.Image]], dict[str, Any]]:
+    """From images to the `pixel_values` of random parts of them, half of them mirrored, in the processor's size."""
+    data_config = getattr(processor, "data_config", None)
+    if data_config is not None:
+        from timm.data import create_transform
+
+        own: dict[str, Any] = {"scale": AREA, "ratio": SHAPE, "hflip": 0.5, "color_jitter": None}
+        steps = create_transform(**data_config, **own, is_training=True)
+        return lambda images: {"pixel_values": torch.stack([steps(image) for image in images])}
+    try:
+        from torchvision.transforms import v2
+    except ImportError as error:
+        raise ImportError('Images are augmented by torchvision: pip install "hf-cgd[vision]"') from error
+    height, width = processor([Image.new("RGB", (64, 64))], return_tensors="pt")["pixel_values"].shape[-2:]
+    stated = getattr(processor, "resample", None)
+    interpolation = v2.InterpolationMode(_INTERPOLATIONS[2 if stated is None else int(stated)])
+    part = v2.Compose([v2.RandomResizedCrop((height, width), AREA, SHAPE, interpolation), v2.RandomHorizontalFlip()])
+    # They have their size; what is left is the scale of the values.
+    left_out = {name: False for name in ("do_resize", "do_center_crop") if hasattr(processor, name)}
+    return lambda images: dict(processor([part(image) for image in images], return_tensors="pt", **left_out))
+
+
+_INTERPOLATIONS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+"""Torchvision's names by the numbers of PIL, which a processor of transformers states."""

@@ -1,5 +1,6 @@
 """The networks that recipes train: pretrained classifiers with a new head, by name."""
 
+import json
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,8 @@ def image_classifier(
     """A network for image classification with a head for these labels, and its image processor.
 
     Args:
-        name: a timm architecture (`resnet18`, `timm/resnet18`), or Hub id or local folder of a `transformers` model.
+        name: a timm architecture (`resnet18`, `timm/resnet18`); Hub id or local folder of a `transformers` model; or
+            a local folder that timm wrote, with or without timm's "local-dir:" before it.
         label_names: names of the classes, stored with the model; () for a regression, which has one output.
         pretrained: whether to load weights; without, only the architecture is taken from `name`.
         weights: a local file (.pth, .bin, .safetensors) with timm's or torchvision's weights of the architecture, in
@@ -64,6 +66,14 @@ def image_classifier(
         ImportError: timm is not installed.
         ValueError: an unknown architecture, or an option of timm's for another kind of model.
     """
+    name = name.removeprefix(LOCAL_DIR)
+    folder = _timm_folder(name)
+    if folder is not None:
+        architecture, stated, file = folder
+        return _timm_classifier(
+            architecture, label_names, pretrained, (weights or file) if pretrained else weights, in_chans,
+            {**stated, **image_format},
+        )  # fmt: skip
     architecture = name.removeprefix("timm/")
     if not os.path.isdir(name) and "/" not in architecture:
         return _timm_classifier(architecture, label_names, pretrained, weights, in_chans, image_format)
@@ -80,6 +90,29 @@ def image_classifier(
             return AutoModelForImageClassification.from_config(config), processor
         model = _loaded(AutoModelForImageClassification, name, label_names)
     return model, processor
+
+
+def _timm_folder(name: str) -> tuple[str, dict[str, Any], Path] | None:
+    """Of a folder in timm's own form the architecture, the format of its images and its weights; None for others."""
+    config = Path(name) / "config.json"
+    if not config.is_file():
+        return None
+    content = json.loads(config.read_text(encoding="utf-8"))
+    if "model_type" in content or "architecture" not in content:
+        return None
+    files = [file for ending in TIMM_WEIGHTS if (file := Path(name) / ending).is_file()]
+    if not files:
+        raise FileNotFoundError(f"--model: expected {' or '.join(TIMM_WEIGHTS)} beside {config}, found neither.")
+    stated = content.get("pretrained_cfg") or {}
+    image_format = {key: tuple(v) if isinstance(v, list) else v for key, v in stated.items() if key in IMAGE_FORMAT}
+    return content["architecture"], image_format, files[0]
+
+
+LOCAL_DIR = "local-dir:"
+"""What timm takes before the path of a folder."""
+TIMM_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+IMAGE_FORMAT = ("input_size", "interpolation", "crop_pct", "crop_mode", "mean", "std")
+"""What a network's `pretrained_cfg` says of its images."""
 
 
 def _timm_classifier(

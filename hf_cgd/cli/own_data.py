@@ -18,6 +18,7 @@ from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
 from hf_cgd.cli.results import left_in, summary_of, where_it_is
 from hf_cgd.cli.training import BEST_WORST_GROUP, run
 from hf_cgd.data import sources
+from hf_cgd.trainer.reference_losses import column_of
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
 logger = logging.getLogger(__name__)
@@ -140,13 +141,20 @@ def _image_splits(own: ImageOptions, config: RecipeConfig) -> DatasetDict:
 def _image_network(own: ImageOptions, names: Sequence[str]) -> tuple[Any, Any]:
     side = own.image_size
     image_format: dict[str, Any] = {} if side is None else {"input_size": (3, side, side)}
-    return image_classifier(own.model, names, own.pretrained, **image_format)
+    return image_classifier(own.model, names, own.pretrained, weights=own.weights, **image_format)
 
 
 def _read_images(own: ImageOptions, config: RecipeConfig, splits: DatasetDict, processor: Any) -> DatasetDict:
-    kept = ["label", *(config.group_column or ()), *(config.eval_group_column or ())]
+    beside = [config.example_weight_column, column_of(None, config)]
+    groups = [*(config.group_column or ()), *(config.eval_group_column or ())]
+    kept = ["label", *groups, *(name for name in beside if name is not None)]
     return DatasetDict(
-        {name: with_pixel_values(rows, own.image_column, kept, processor) for name, rows in splits.items()}
+        {
+            name: with_pixel_values(
+                rows, own.image_column, kept, processor, own.augmentation if name == "train" else "none"
+            )
+            for name, rows in splits.items()
+        }
     )
 
 

@@ -49,10 +49,19 @@ class ImageOptions(OwnDataOptions):
     """Options of training an image classifier."""
 
     dataset: str | None = field(default=None, metadata={"help": f"{IMAGES}. Required."})
-    model: str = field(default="resnet50", metadata={"help": "timm architecture, Hub id or local folder."})
+    model: str = field(
+        default="resnet50", metadata={"help": "timm architecture, Hub id or local folder (timm's own, too)."}
+    )
     pretrained: bool = field(default=True, metadata={"help": "Start from published weights, or from scratch."})
+    weights: str | None = field(
+        default=None, metadata={"help": "File of a timm architecture's weights, in place of the Hub's."}
+    )
     image_size: int | None = field(default=None, metadata={"help": "Side in pixels (timm); None for the model's own."})
     image_column: str = field(default="image", metadata={"help": "Column of the images, or of their paths."})
+    augmentation: Literal["none", "crop_flip"] = field(
+        default="none",
+        metadata={"help": "Of training images: none, or crop_flip: random parts (0.7 of the area or more), mirrored."},
+    )
 
 
 KINDS = {"text": TextOptions, "image": ImageOptions}

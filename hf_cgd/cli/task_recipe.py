@@ -21,6 +21,7 @@ from hf_cgd.data.image_preparation import IMAGENET_MEAN, IMAGENET_STD
 from hf_cgd.data.image_reading import with_pixels
 from hf_cgd.models.batch_norm import freeze_batch_norm
 from hf_cgd.tasks.base import Task
+from hf_cgd.trainer.reference_losses import column_of
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
 MAX_LENGTH = 128
@@ -153,8 +154,9 @@ class TaskRecipe:
         if info.kind == "pixels":
             return splits
         preparation = task.image_preparation(_preset(own))
-        weight = [] if config.example_weight_column is None else [config.example_weight_column]
-        kept = ["label", *(config.group_column or ()), *(config.eval_group_column or ()), *weight]
+        beside = [config.example_weight_column, column_of(None, config)]
+        groups = [*(config.group_column or ()), *(config.eval_group_column or ())]
+        kept = ["label", *groups, *(name for name in beside if name is not None)]
         mean, std = scale_of(processor)
         return with_pixels(
             splits, info.inputs[0], task.open_image, lambda training: preparation.steps(training, mean, std), kept

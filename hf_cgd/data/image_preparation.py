@@ -9,6 +9,8 @@ import torch
 Augmentation = Literal["none", "crop_flip"]
 """Of training images: none, or a random part (70-100 % of the area) at the full size and a random mirroring."""
 AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
+AREA, SHAPE = (0.7, 1.0), (0.75, 4 / 3)
+"""Of the random parts: shares of the image's area, and of their height the width."""
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -55,7 +57,7 @@ class ImagePreparation:
             side = self.crop or (self.resize[0] if self.resize else self.first_crop)
             if side is None:
                 raise ValueError("augmentation='crop_flip' needs to know the size: set crop or resize.")
-            chain += [v2.RandomResizedCrop(side, scale=(0.7, 1.0), ratio=(0.75, 4 / 3)), v2.RandomHorizontalFlip()]
+            chain += [v2.RandomResizedCrop(side, scale=AREA, ratio=SHAPE), v2.RandomHorizontalFlip()]
         else:
             chain += [] if self.resize is None else [v2.Resize(list(self.resize))]
             chain += [] if self.crop is None else [v2.CenterCrop(self.crop)]

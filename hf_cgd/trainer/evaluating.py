@@ -93,7 +93,7 @@ class EvaluatingTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """See `Trainer.evaluation_loop`. The loss is the mean over the examples, whatever the batch size."""
+        """See `Trainer.evaluation_loop`. The loss is the mean over examples or tokens, whatever the batch size."""
         with self._steps_with_results():
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix

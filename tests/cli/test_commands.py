@@ -10,10 +10,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import timm
+import torch
 from made_files import write_images, write_table
+from PIL import Image
 from scipy.stats import chi2_contingency
+from timm.models import save_for_hf
 from tiny import tiny_distilbert
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -258,6 +263,36 @@ def test_objectives_are_compared_in_one_command(
     (tmp_path / "out/group_dro/group_report.json").write_text("{}")
     code, _, error = run("train", "text", *again)
     assert code == 2 and "expected a checkpoint in --output_dir" in " ".join(error.split())
+
+
+def test_images_are_augmented_in_training_alone_and_columns_beside_them_are_kept(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network of timm from a folder of its own; a column of weights and one of reference losses."""
+    torch.manual_seed(0)
+    save_for_hf(timm.create_model("test_resnet", num_classes=3), tmp_path / "timm")
+    steps = np.linspace(0, 255, 20).astype(np.uint8)
+    names = [f"{number}.png" for number in range(16)]
+    for name in names:
+        Image.fromarray(np.broadcast_to(steps, (20, 20))).save(tmp_path / name)
+    columns = {"image": names, "label": ["cat", "dog"] * 8, "place": ["in", "in", "out", "out"] * 4}
+    write_table(tmp_path / "d.csv", {**columns, "trust": [0.5, 1.5] * 8, "known": [0.1] * 16})
+    seen: dict[str, Any] = {}
+
+    def looks(self: GroupRobustTrainer, **_: Any) -> None:
+        seen.update(train=[self.train_dataset[0] for _ in range(4)], other=[self.eval_dataset[0] for _ in range(4)])
+        train(self)
+
+    train = GroupRobustTrainer.train
+    monkeypatch.setattr(GroupRobustTrainer, "train", looks)
+    words = ["--dataset", tmp_path / "d.csv", "--model", f"local-dir:{tmp_path / 'timm'}", "--image_size", 32,
+             "--augmentation", "crop_flip", "--group_column", "place", "--objective", "group_dro", "--no_pictures",
+             "--example_weight_column", "trust", "--reference_losses", "known", "--data_check", "warn"]  # fmt: skip
+    code, _, error = run("train", "image", *words, *QUICK, "--output_dir", tmp_path / "out")
+    assert code == 0, error
+    for kind, different in (("train", True), ("other", False)):
+        first, *others = (row["pixel_values"] for row in seen[kind])
+        assert first.shape == (3, 32, 32) and any(not torch.equal(first, other) for other in others) == different
 
 
 def test_a_comparison_that_was_stopped_goes_on_where_it_was(

@@ -7,6 +7,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.models import save_for_hf
 from transformers import AutoModelForImageClassification
 
 from hf_cgd.cli import image_classifier
@@ -73,3 +74,29 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         image_classifier("test_resnet", ["a", "b"], weights=other)
     with pytest.raises(ValueError, match="remove weights, in_chans, or name a timm architecture"):
         image_classifier("owner/vit", ["a", "b"], weights="x.pth", in_chans=8)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("written", ["", "local-dir:"])
+def test_a_folder_that_timm_wrote(safe: bool, written: str, tmp_path: Path) -> None:
+    """All but the head come from it, and what it says of its images; timm reads the same."""
+    torch.manual_seed(0)
+    own = timm.create_model("test_resnet", num_classes=3)
+    own.pretrained_cfg = {**own.pretrained_cfg, "mean": (0.1, 0.2, 0.3), "input_size": (3, 48, 48)}
+    save_for_hf(own, tmp_path, safe_serialization=safe)
+    name = f"{written}{tmp_path}"
+    model, processor = image_classifier(name, ["a", "b"])
+    loaded, head = model.timm_model.state_dict(), model.timm_model.get_classifier()
+    expected = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2).state_dict()
+    assert head.weight.shape[0] == 2
+    assert {key for key in loaded if not torch.equal(loaded[key], expected[key])} == {"fc.weight", "fc.bias"}
+    assert {key for key in loaded if not torch.equal(loaded[key], own.state_dict()[key])} == {"fc.weight", "fc.bias"}
+    assert processor.data_config["mean"] == (0.1, 0.2, 0.3) and processor.data_config["input_size"] == (3, 48, 48)
+    _, resized = image_classifier(name, ["a", "b"], input_size=(3, 32, 32))
+    assert resized.data_config["input_size"] == (3, 32, 32)
+    new, _ = image_classifier(name, ["a", "b"], pretrained=False)
+    assert not torch.equal(next(new.parameters()), next(own.parameters()))
+    for file in tmp_path.glob("*model*"):
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"expected model.safetensors or pytorch_model.bin beside .*config"):
+        image_classifier(name, ["a", "b"])
