@@ -178,6 +178,25 @@ def test_where_it_is_not_proven_one_pass_per_group_is_taken(name: str) -> None:
     torch.testing.assert_close(found, trained(name, "middle", "plain")[0], rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["small", "tied"])
+def test_a_hook_on_a_layer_outside_of_the_scope_in_mid_run_is_seen(name: str) -> None:
+    """Where the layer is tied, its gradient through the graph would hold what it does before the scope too."""
+    model, losses_of = case(name)
+    engine = AutoEngine(model, list(model.middle.parameters()))
+    coefficients = torch.tensor([0.1, 0.3, 0.2]).double()[GROUPS]
+    for step in range(3):
+        if step == 2:
+            model.late.register_forward_hook(lambda module, inputs, output: 2 * output)
+        with engine.recording():
+            losses = losses_of()
+        weighted = (coefficients * losses).sum()
+        expected = torch.autograd.grad(weighted, list(model.parameters()), retain_graph=True)
+        model.zero_grad()
+        engine.group_gradients(losses, GROUPS, [0, 1, 2]).scalar(weighted, coefficients).backward()
+        torch.testing.assert_close([p.grad for p in model.parameters()], list(expected), rtol=1e-9, atol=1e-12)
+    assert engine.chosen is not None and engine.chosen.name == "single_pass"
+
+
 def test_fixed_shapes_are_not_served() -> None:
     model, losses_of = case("small")
     engine = AutoEngine(model, list(model.middle.parameters()), static=True)
