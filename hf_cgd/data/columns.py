@@ -275,3 +275,23 @@ def _joined(parts: list[Column], places: list[np.ndarray]) -> Column:
         own = {number: place[name] for number, name in enumerate(part.class_names or ())} | place
         values += [own.get(value, value) if isinstance(value, (int, str)) else value for value in part.values]
     return Column([values[i] for i in order], union, rows, renumbered=True)
+
+
+def numbers_in(dataset: Any, column: str, option: str, advice: str) -> np.ndarray:
+    """The numbers of a training set's column, float64 [N].
+
+    Args:
+        dataset: access by index.
+        column: its name.
+        option: what asked for it, for the messages.
+        advice: what to do where the column is missing, a sentence.
+
+    Raises:
+        ValueError: there is no such column, or it holds something else than numbers.
+    """
+    require_columns(dataset, [column], option, "training dataset", advice)
+    values = read_columns(dataset, [column])[column].values
+    try:
+        return np.asarray([float(value) for value in values], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{option}={column!r} must hold a number for each example, got {values[0]!r}, …") from None

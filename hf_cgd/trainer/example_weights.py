@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_cgd.arithmetic import is_on_host, moved, statistics_type
-from hf_cgd.data.columns import column_names, read_columns, require_columns
+from hf_cgd.data.columns import column_names, numbers_in, read_columns
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.models.heads import ExampleHead, Head
@@ -189,15 +189,7 @@ def require_weight_column(column: str | None, train_dataset: Any) -> None:
     if column is None or train_dataset is None or is_stream(train_dataset):
         return
     advice = "Name the column that holds each example's weight."
-    require_columns(train_dataset, [column], "example_weight_column", "training dataset", advice)
-    values = read_columns(train_dataset, [column])[column].values
-    try:
-        weights = torch.as_tensor([float(value) for value in values], dtype=torch.float64)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"example_weight_column={column!r} must hold a number for each example, got {values[0]!r}, …"
-        ) from None
-    _require_positive(column, weights)
+    _require_positive(column, torch.from_numpy(numbers_in(train_dataset, column, "example_weight_column", advice)))
 
 
 def _first_there(dataset: Any, columns: Sequence[str]) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.arithmetic import is_on_host, moved
-from hf_cgd.data.columns import read_columns, require_columns
+from hf_cgd.data.columns import numbers_in
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.models.outputs import num_outputs_of
@@ -147,12 +147,5 @@ def _require_column(column: str, train_dataset: Any) -> None:
     if is_stream(train_dataset):
         return
     advice = "Name the column that holds each example's reference loss."
-    require_columns(train_dataset, [column], "reference_losses", "training dataset", advice)
-    values = read_columns(train_dataset, [column])[column].values
-    try:
-        numbers = torch.as_tensor([float(value) for value in values], dtype=torch.float64)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"reference_losses={column!r} must hold a number for each example, got {values[0]!r}, …"
-        ) from None
-    require_finite(f"reference_losses={column!r}", numbers)
+    numbers = numbers_in(train_dataset, column, "reference_losses", advice)
+    require_finite(f"reference_losses={column!r}", torch.from_numpy(numbers))
