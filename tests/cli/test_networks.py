@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from packaging.version import Version
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 from transformers import AutoModelForImageClassification
@@ -87,9 +88,11 @@ def test_a_folder_that_timm_wrote(safe: bool, written: str, tmp_path: Path) -> N
     name = f"{written}{tmp_path}"
     model, processor = image_classifier(name, ["a", "b"])
     loaded, head = model.timm_model.state_dict(), model.timm_model.get_classifier()
-    expected = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2).state_dict()
     assert head.weight.shape[0] == 2
-    assert {key for key in loaded if not torch.equal(loaded[key], expected[key])} == {"fc.weight", "fc.bias"}
+    # Of a folder, older versions take another file for weights.
+    if not safe or Version(timm.__version__) >= Version("1.0.31"):
+        expected = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, num_classes=2).state_dict()
+        assert {key for key in loaded if not torch.equal(loaded[key], expected[key])} == {"fc.weight", "fc.bias"}
     assert {key for key in loaded if not torch.equal(loaded[key], own.state_dict()[key])} == {"fc.weight", "fc.bias"}
     assert processor.data_config["mean"] == (0.1, 0.2, 0.3) and processor.data_config["input_size"] == (3, 48, 48)
     _, resized = image_classifier(name, ["a", "b"], input_size=(3, 32, 32))
