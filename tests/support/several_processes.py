@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import torch.distributed as dist
-from tiny import parameters_of, text_dataset, tiny_distilbert
+from tiny import NotedRows, parameters_of, text_dataset, tiny_distilbert
 from tiny_tokens import tiny_model, token_dataset
 from transformers import TrainerCallback
 
@@ -186,21 +186,6 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     return result
 
 
-class Indices(torch.utils.data.Dataset):
-    """Rows that tell which were read, in order: groups 0, 1, 2 in turn, as many of each."""
-
-    def __init__(self) -> None:
-        self.data = text_dataset(SAMPLED_ROWS, groups=3)
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        self.read.append(int(index))
-        return self.data[int(index)]
-
-
 class AfterEachStep(TrainerCallback):
     """Calls a function."""
 
@@ -221,7 +206,8 @@ def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
             max_steps=SAMPLED_STEPS, save_strategy="steps" if resume_from is None else "no", save_steps=SAVED_STEP,
             step_size=30.0 if sampling == "weights" else None,
         )  # fmt: skip
-        data = Indices()
+        # As many rows of each of three groups, in turn.
+        data = NotedRows(text_dataset(SAMPLED_ROWS, groups=3))
         trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data)
         # Whatever the processes did with their random states.
         random.seed(rank)

@@ -29,10 +29,15 @@ def with_lora(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     config = LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["q_lin", "v_lin"],
                         modules_to_save=["pre_classifier", "classifier"], lora_dropout=0.0)  # fmt: skip
     model = get_peft_model(model, config)
+    return with_adapters_at_work(model, std=0.1)
+
+
+def with_adapters_at_work(model: torch.nn.Module, std: float) -> torch.nn.Module:
+    """The model with random numbers for the B of its LoRA, which is zero at the start."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_(std=0.1)
+                parameter.normal_(std=std)
     return model
 
 
@@ -48,6 +53,21 @@ def text_rows(size: int = 16, length: int = 8, groups: int = 2, seed: int = 0) -
 
 def text_dataset(size: int = 16, **kwargs: Any) -> Dataset:
     return Dataset.from_dict(text_rows(size, **kwargs))
+
+
+class NotedRows(torch.utils.data.Dataset):
+    """Rows that tell which were read, in order."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.data = data
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.read.append(int(index))
+        return self.data[int(index)]
 
 
 def parameters_of(model: torch.nn.Module) -> torch.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
+from tiny import NotedRows, parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from transformers import Trainer, TrainerCallback
 
 import hf_cgd.trainer.engine_choice
@@ -26,21 +26,6 @@ SAVES = {
 }
 
 
-class Indices(torch.utils.data.Dataset):
-    """Rows that tell which were read, in order."""
-
-    def __init__(self, size: int = 32) -> None:
-        self.data = text_dataset(size)
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        self.read.append(int(index))
-        return self.data[int(index)]
-
-
 def checkpoint(run: GroupRobustTrainer, step: int) -> Path:
     return Path(run.args.output_dir) / f"checkpoint-{step}"
 
@@ -49,13 +34,13 @@ def checkpoint(run: GroupRobustTrainer, step: int) -> Path:
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_resume_is_bit_equal_to_the_uninterrupted_run(trainer: Build, sampling: str, accumulation: int) -> None:
     changes = {**SAVES, "group_sampling": sampling, "gradient_accumulation_steps": accumulation}
-    data = Indices()
+    data = NotedRows(text_dataset(32))
     straight = trainer(changes, model=tiny_distilbert(dropout=0.1), train_dataset=data)
     data.read.clear()
     straight.train()
     order = list(data.read)
 
-    data = Indices()
+    data = NotedRows(text_dataset(32))
     resumed = trainer(changes, model=tiny_distilbert(dropout=0.1, seed=9), train_dataset=data)
     data.read.clear()
     resumed.train(resume_from_checkpoint=str(checkpoint(straight, 3)))

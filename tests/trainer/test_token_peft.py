@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import with_adapters_at_work
 from tiny_tokens import COMMON, tiny_model, token_dataset
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
@@ -20,12 +21,7 @@ def adapted(name: str) -> torch.nn.Module:
     kind = LoraConfig(
         task_type="CAUSAL_LM", r=2, target_modules=targets, lora_dropout=0.0, fan_in_fan_out=name == "gpt2"
     )
-    model = get_peft_model(model, kind)
-    with torch.no_grad():
-        for part, parameter in model.named_parameters():
-            if "lora_B" in part:
-                parameter.normal_(std=0.3)
-    return model
+    return with_adapters_at_work(get_peft_model(model, kind), std=0.3)
 
 
 def trained(output: Path, name: str, engine: str) -> GroupRobustTrainer:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from tiny import parameters_of, text_dataset, text_rows, tiny_distilbert
+from tiny import NotedRows, parameters_of, text_dataset, text_rows, tiny_distilbert
 from transformers import TrainerCallback
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
@@ -18,21 +18,11 @@ Build = Callable[..., GroupRobustTrainer]
 OPTIONS: dict[str, Any] = {"objective": "group_dro", "step_size": 0.5, "group_sampling": "weights", "max_steps": 6}
 
 
-class Indices(torch.utils.data.Dataset):
-    """Rows that tell which were read, in order; 2 of 3 are in group 0."""
-
-    def __init__(self, size: int = 48) -> None:
-        rows = text_rows(size)
-        rows["group"] = [0 if row % 3 else 1 for row in range(size)]
-        self.data = Dataset.from_dict(rows)
-        self.read: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        self.read.append(int(index))
-        return self.data[int(index)]
+def noted_rows(size: int = 48) -> NotedRows:
+    """2 of 3 are in group 0."""
+    rows = text_rows(size)
+    rows["group"] = [0 if row % 3 else 1 for row in range(size)]
+    return NotedRows(Dataset.from_dict(rows))
 
 
 class Weights(TrainerCallback):
@@ -66,7 +56,7 @@ def watched(trainer: Build, changes: dict[str, Any], **kwargs: Any) -> tuple[Gro
 def test_groups_are_drawn_by_the_weights_of_a_step_before(trainer: Build, objective: str, accumulation: int) -> None:
     changes = {"objective": objective, "gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 8,
                **({"step_size": None, "adjustment": 3.0} if objective == "erm_uw" else {})}  # fmt: skip
-    data = Indices()
+    data = noted_rows()
     run, weights = watched(trainer, changes, train_dataset=data)
     data.read.clear()
     run.train()
@@ -84,7 +74,7 @@ def test_groups_are_drawn_by_the_weights_of_a_step_before(trainer: Build, object
 
 def test_the_loss_is_the_plain_mean_and_follows_no_weight(trainer: Build) -> None:
     """A step by the plain Trainer's loss on the same rows gives the same parameters; the weights move all the same."""
-    data = Indices()
+    data = noted_rows()
     changes = {"per_device_train_batch_size": 12, "max_steps": 2}
     run, weights = watched(trainer, changes, train_dataset=data)
     data.read.clear()
@@ -144,7 +134,7 @@ def test_a_resumed_run_has_the_mixture_of_the_whole(trainer: Build) -> None:
 def test_loaders_beside_a_run_and_diagnoses_leave_its_order_alone(trainer: Build) -> None:
     orders = []
     for aside in (False, True):
-        data = Indices()
+        data = noted_rows()
         run = trainer({**OPTIONS, "objective": "cgd"}, train_dataset=data)
         if aside:
             assert len(list(run.get_train_dataloader())) == 12

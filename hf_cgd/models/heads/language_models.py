@@ -29,10 +29,6 @@ class CausalLMHead(LanguageModelHead):
         """See `TokenHead.targets`."""
         return F.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
-    def num_tokens(self, labels: Tensor) -> Tensor:
-        """See `Head.num_tokens`."""
-        return (labels[:, 1:] != IGNORED).sum(dim=1)
-
 
 class MaskedLMHead(LanguageModelHead):
     """`*ForMaskedLM`: labels are -100 but where a word is hidden."""
