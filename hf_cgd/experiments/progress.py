@@ -1,10 +1,10 @@
 """How far a grid is that runs elsewhere, in one table."""
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hf_cgd.experiments.grid import Grid, Run
+from hf_cgd.experiments.records import write_whole
 from hf_cgd.experiments.selection import RunResult, validation_score
 from hf_cgd.experiments.workers import Failure
 from hf_cgd.metrics.tables import decimals, markdown
@@ -46,7 +46,5 @@ def progress_rows(
 def write_progress(folder: Path, rows: Sequence[Sequence[str]]) -> None:
     """Write `progress_rows` to `PROGRESS_FILE`, whole or not at all."""
     ended = sum(row[1] == FINISHED for row in rows)
-    part = folder / f"{PROGRESS_FILE}.part"
     text = f"{ended} of {len(rows) - 1} runs that were begun have finished.\n\n{markdown(rows)}\n"
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, folder / PROGRESS_FILE)
+    write_whole(folder / PROGRESS_FILE, text)

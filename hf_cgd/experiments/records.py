@@ -93,8 +93,12 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def write_run(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the file of a run, whole or not at all, whenever the program is killed."""
-    path = folder / RUN_FILE
+    """Write the file of a run."""
+    write_whole(folder / RUN_FILE, json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all, whenever the program is killed."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+    part.write_text(text, encoding="utf-8")
     os.replace(part, path)
