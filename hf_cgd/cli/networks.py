@@ -46,6 +46,7 @@ def image_classifier(
     *,
     weights: str | Path | None = None,
     in_chans: int = 3,
+    channels_last: bool = False,
     **image_format: Any,
 ) -> tuple[nn.Module, Any]:
     """A network for image classification with a head for these labels, and its image processor.
@@ -58,6 +59,8 @@ def image_classifier(
         weights: a local file (.pth, .bin, .safetensors) with timm's or torchvision's weights of the architecture, in
             place of the Hub's. Its head is left out; a first layer of three channels is adapted to `in_chans`.
         in_chans: channels of the inputs. The processor is for three; others come as `pixel_values`.
+        channels_last: keep weights of convolutions, and with them activations, with the channels innermost in memory.
+            The same numbers to rounding; a third less time for ResNets on most CPUs, and on GPUs in half precision.
         image_format: entries of timm's `pretrained_cfg` to replace (`input_size=(3, 64, 64)`, `mean`, `std`,
             `crop_pct`). Like `weights` and `in_chans` for timm architectures only.
 
@@ -66,6 +69,18 @@ def image_classifier(
         ImportError: timm is not installed.
         ValueError: an unknown architecture, or an option of timm's for another kind of model.
     """
+    model, processor = _image_classifier(name, label_names, pretrained, weights, in_chans, image_format)
+    return (model.to(memory_format=torch.channels_last) if channels_last else model), processor
+
+
+def _image_classifier(
+    name: str,
+    label_names: Sequence[str],
+    pretrained: bool,
+    weights: str | Path | None,
+    in_chans: int,
+    image_format: Mapping[str, Any],
+) -> tuple[nn.Module, Any]:
     name = name.removeprefix(LOCAL_DIR)
     folder = _timm_folder(name)
     if folder is not None:

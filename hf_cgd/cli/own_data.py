@@ -140,8 +140,10 @@ def _image_splits(own: ImageOptions, config: RecipeConfig) -> DatasetDict:
 
 def _image_network(own: ImageOptions, names: Sequence[str]) -> tuple[Any, Any]:
     side = own.image_size
-    image_format: dict[str, Any] = {} if side is None else {"input_size": (3, side, side)}
-    return image_classifier(own.model, names, own.pretrained, weights=own.weights, **image_format)
+    options: dict[str, Any] = {"weights": own.weights, "channels_last": own.channels_last}
+    if side is not None:
+        options["input_size"] = (3, side, side)
+    return image_classifier(own.model, names, own.pretrained, **options)
 
 
 def _read_images(own: ImageOptions, config: RecipeConfig, splits: DatasetDict, processor: Any) -> DatasetDict:

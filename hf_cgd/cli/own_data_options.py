@@ -12,6 +12,8 @@ DATA_CHECK_HELP = (
     "ends, 'warn' goes on, 'off' does not look."
 )
 
+CHANNELS_LAST = "Keep the channels of images innermost in memory: less time for most convolutional networks."
+"""Help of the option of that name of `image_classifier`."""
 
 TABLES = "CSV, JSONL or Parquet file; folder of train/validation/test files; or Hub id"
 IMAGES = "Image folder with metadata.csv, table with paths of images, or Hub id"
@@ -57,6 +59,7 @@ class ImageOptions(OwnDataOptions):
         default=None, metadata={"help": "File of a timm architecture's weights, in place of the Hub's."}
     )
     image_size: int | None = field(default=None, metadata={"help": "Side in pixels (timm); None for the model's own."})
+    channels_last: bool = field(default=False, metadata={"help": CHANNELS_LAST})
     image_column: str = field(default="image", metadata={"help": "Column of the images, or of their paths."})
     augmentation: Literal["none", "crop_flip"] = field(
         default="none",

@@ -13,6 +13,7 @@ from transformers import set_seed
 from hf_cgd.cli.command_line import RecipeConfig, parse_command_line, readable_errors
 from hf_cgd.cli.epoch_decay import EpochDecay
 from hf_cgd.cli.networks import image_classifier, text_classifier
+from hf_cgd.cli.own_data_options import CHANNELS_LAST
 from hf_cgd.cli.published import published_table
 from hf_cgd.cli.tiny_networks import tiny_text_classifier
 from hf_cgd.cli.training import metric_prefixes, run, task_options
@@ -72,6 +73,8 @@ class TaskRecipe:
                 _option("freeze_bn", bool, False, "Keep the statistics of BatchNorm, so that groups do not mix."),
                 _option("lr_decay_per_epoch", float, 1.0, "Factor of the learning rate after each epoch."),
             ]
+        if info.kind != "text":
+            options.append(_option("channels_last", bool, False, CHANNELS_LAST))
         if info.wilds is not None:
             to_write = "Folder for files of predictions in the WILDS leaderboard's format."
             options.append(_option("wilds_predictions", str | None, None, to_write))
@@ -130,10 +133,11 @@ class TaskRecipe:
             if own.model is None:
                 return tiny_text_classifier([splits["train"][column][:] for column in info.inputs], info.label_names)
             return text_classifier(own.model, info.label_names)
+        options = {**info.image_format, "channels_last": own.channels_last}
         if info.kind == "pixels":
-            return image_classifier(own.model, info.label_names, pretrained=False, **info.image_format)
+            return image_classifier(own.model, info.label_names, pretrained=False, **options)
         model, processor = image_classifier(
-            own.model, info.label_names, own.pretrained and not _is_demo(own), weights=own.weights, **info.image_format
+            own.model, info.label_names, own.pretrained and not _is_demo(own), weights=own.weights, **options
         )
         if own.freeze_bn:
             freeze_batch_norm(model)
