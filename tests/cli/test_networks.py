@@ -31,6 +31,18 @@ def test_timm_s_own_initial_weights() -> None:
     assert model.timm_model.conv1.weight.std().item() == pytest.approx(own.conv1.weight.std().item(), rel=0.02)
 
 
+def test_channels_innermost_in_memory() -> None:
+    """Convolutions give what they gave, in the order that their weights have."""
+    torch.manual_seed(0)
+    plain, _ = image_classifier("test_resnet", ["a", "b"], pretrained=False)
+    torch.manual_seed(0)
+    last, _ = image_classifier("test_resnet", ["a", "b"], pretrained=False, channels_last=True)
+    images = torch.randn(3, 3, 128, 128)
+    torch.testing.assert_close(last.eval()(images).logits, plain.eval()(images).logits)
+    assert last.timm_model.forward_features(images).is_contiguous(memory_format=torch.channels_last)
+    assert not plain.timm_model.forward_features(images).is_contiguous(memory_format=torch.channels_last)
+
+
 def test_eight_channels_and_a_regression(tmp_path: Path) -> None:
     """The wrapper is saved and loaded again with its channels; it gives what the bare network of timm gives."""
     model, _ = image_classifier("test_resnet", [], pretrained=False, in_chans=8)

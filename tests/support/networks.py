@@ -158,6 +158,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], bool]] = 
         lambda: images(64),
         True,
     ),
+    "timm resnet, channels last": (
+        lambda: FrozenNorms(timm.create_model("test_resnet", num_classes=2)).to(memory_format=torch.channels_last),
+        lambda: images(64),
+        True,
+    ),
     "timm vit": (lambda: timm.create_model("test_vit", num_classes=2, img_size=32), images, True),
     "timm convnext": (lambda: timm.create_model("test_convnext", num_classes=2), lambda: images(64), True),
     "timm efficientnet": (lambda: timm.create_model("test_efficientnet", num_classes=2), lambda: images(64), False),
