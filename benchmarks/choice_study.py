@@ -12,7 +12,7 @@ from pathlib import Path
 from hf_cgd.cli import readable_errors
 from hf_cgd.experiments.studies import cosines
 from hf_cgd.experiments.studies import simple_settings as simple
-from hf_cgd.experiments.studies.cosines.choice import ChoiceResult, choice_study, choice_table, probe_table
+from hf_cgd.experiments.studies.cosines.choice import METHODS, ChoiceResult, choice_study, choice_table, probe_table
 from hf_cgd.experiments.studies.cosines.tables import read_table, table_task
 from hf_cgd.tasks import mnist
 
@@ -36,14 +36,17 @@ def main(arguments: Sequence[str] | None = None) -> list[ChoiceResult]:
     parser.add_argument(
         "--spoilt", type=int, help="Number of a table's group, four in five of whose training labels are redrawn."
     )
+    named = {method.name: method for method in METHODS}
+    parser.add_argument("--methods", nargs="+", choices=named, default=list(named), help="All of them unless given.")
     options = parser.parse_args(arguments)
+    methods = [named[name] for name in options.methods]
     results = []
     with readable_errors():
         if options.seeds < 2:
             raise ValueError(f"Half of the seeds choose and half report: expected 2 or more, got {options.seeds}.")
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         for task, names in _tasks(options, seeds):
-            ways = options.steps, options.batch_size, names, not options.ordinary
+            ways = options.steps, options.batch_size, names, not options.ordinary, methods
             results.append(choice_study(task, seeds, *ways))
             print(f"{choice_table(results[-1:])}\n\n{probe_table(results[-1:])}\n", flush=True)
     if len(results) > 1:

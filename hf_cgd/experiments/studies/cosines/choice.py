@@ -67,8 +67,9 @@ def choice_study(
     batch_size: int,
     names: Sequence[str] = (),
     balanced: bool = True,
+    methods: Sequence[Method] = METHODS,
 ) -> ChoiceResult:
-    """Probe a setting and train all methods on it; half of the seeds choose, the others report.
+    """Probe a setting and train the methods on it; half of the seeds choose, the others report.
 
     Args:
         task: what on.
@@ -76,20 +77,22 @@ def choice_study(
         steps, batch_size: of the runs.
         names: of the groups.
         balanced: whether the runs' batches hold all groups equally often; those of the probe do in any case.
+        methods: what is trained. One method's numbers do not depend on the others.
     """
     ids = task.splits["train"].group_ids
     orders = [orders_of(own, batch_size, steps, seed, balanced) for seed, own in zip(seeds, ids, strict=True)]
     probes = probe(task, batch_size, WARM_UP, PROBED, names)
     counts = tuple(np.bincount(ids[0]).tolist())
-    return ChoiceResult(task, counts, probes, train(task, METHODS, SEARCH, np.stack(orders)), len(seeds) // 2)
+    return ChoiceResult(task, counts, probes, train(task, methods, SEARCH, np.stack(orders)), len(seeds) // 2)
 
 
 def choice_table(results: Sequence[ChoiceResult]) -> str:
     """Accuracy of the worst test group in per cent, mean (standard deviation), with the chosen step size."""
-    rows = [["", *(method.name for method in METHODS)]]
+    methods = list(dict.fromkeys(outcome.method for outcome in results[0].outcomes))
+    rows = [["", *(method.name for method in methods)]]
     for result in results:
         row = [result.task.title]
-        for method in METHODS:
+        for method in methods:
             moves = method.estimate is not None or method.by_loss
             step = f", {result.chosen(method.name).step_size:g}" if moves else ""
             row.append(mean_and_deviation(result.scores(method.name), 1) + step)
@@ -98,14 +101,15 @@ def choice_table(results: Sequence[ChoiceResult]) -> str:
 
 
 def probe_table(results: Sequence[ChoiceResult]) -> str:
-    """The numbers of the probes: a row for each group."""
+    """The numbers of the probes: a row for each group, with the mean weight of the group under CGD where that ran."""
     rows = [["", "group", "training examples", "loss", "signal", "agreement with the others", "mean weight, cgd .1"]]
     for result in results:
-        (cgd,) = [o for o in result.outcomes if o.method.name == "cgd" and o.step_size == SEARCH[1]]
+        cgd = next((o for o in result.outcomes if o.method.name == "cgd" and o.step_size == SEARCH[1]), None)
         losses, signal, agreement = (result.probe(name) for name in ("losses", "signal", "agreement"))
         names = result.probes[0].names or [str(place) for place in range(len(result.counts))]
         for place, name in enumerate(names):
             others = " / ".join(f"{value:+.2f}" for j, value in enumerate(agreement[place]) if j != place)
-            numbers = [f"{losses[place]:.3f}", f"{signal[place]:.2f}", others, f"{cgd.weights[:, place].mean():.2f}"]
+            numbers = [f"{losses[place]:.3f}", f"{signal[place]:.2f}", others]
+            numbers.append("" if cgd is None else f"{cgd.weights[:, place].mean():.2f}")
             rows.append([result.task.title if not place else "", name, f"{result.counts[place]:,}", *numbers])
     return markdown(rows)
