@@ -16,6 +16,7 @@ from hf_cgd.html import Html, raw, tag
 from hf_cgd.metrics import GroupReport, GroupRow
 from hf_cgd.metrics.tables import decimals
 from hf_cgd.plots.logs import weight_curves
+from hf_cgd.whole_files import write_whole
 
 SHOWN_GROUPS = 30
 """Groups of a table that are shown at once; the others, which fare better, stand behind a click."""
@@ -54,8 +55,7 @@ def html_report(runs: Sequence[Run] | Run, path: str | os.PathLike[str], *, titl
     if not records:
         raise ValueError("Expected at least one run to report of, got none.")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(records, title), encoding="utf-8")
+    write_whole(path, page(records, title))
     return path
 
 

@@ -20,6 +20,7 @@ from hf_cgd.objectives import KNOBS, build_objective, knobs_of
 from hf_cgd.plots import comparison_figure, save_figure
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.whole_files import write_whole
 
 OVERALL = {"worst_group_accuracy": "worst group", "accuracy": "average", "adjusted_accuracy": "adjusted average"}
 """Rows of the table above those of the groups."""
@@ -122,7 +123,7 @@ def write_comparison(runs: Sequence[str | os.PathLike[str]], folder: str | os.Pa
         f"{split} split; one seed, and the step sizes and penalties are the defaults or what the command line said. "
         "To choose them by validation, over several seeds: hf-cgd experiments."
     )
-    (place / "comparison.md").write_text(f"{markdown(rows)}\n\n{advice}\n", encoding="utf-8")
+    write_whole(place / "comparison.md", f"{markdown(rows)}\n\n{advice}\n")
     html_report(records, place / "comparison.html")
     has_accuracies = all(row.accuracy is not None for report in reports.values() for row in report.rows if row.count)
     if pictures and has_accuracies:

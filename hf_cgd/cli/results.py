@@ -29,6 +29,7 @@ from hf_cgd.metrics.values import as_json
 from hf_cgd.models.outputs import class_names_of
 from hf_cgd.trainer.history import HISTORY_FILE
 from hf_cgd.trainer.trainer import GroupRobustTrainer
+from hf_cgd.whole_files import whole_file
 
 PREDICTIONS = "predictions_{}.csv"
 """The answers for each row of a split, in the folder of the run."""
@@ -111,7 +112,8 @@ def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, output
         names = ["prediction", *(f"prediction_{place}" for place in range(1, values.shape[1]))]
         ours = dict(zip(names, values.T, strict=True))
     table = {f"{name} (data)" if name in ours else name: values for name, values in table.items()}
-    pd.DataFrame({**table, **ours}).to_csv(path, index=False, encoding="utf-8")
+    with whole_file(path) as unfinished:
+        pd.DataFrame({**table, **ours}).to_csv(unfinished, index=False, encoding="utf-8")
     return path
 
 
