@@ -80,7 +80,13 @@ def _has_card_of_training(folder: Path) -> bool:
     return (folder / CARD_FILE).exists()
 
 
-def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, output: PredictionOutput) -> Path:
+def write_predictions(
+    trainer: GroupRobustTrainer,
+    rows: Any,
+    split: str,
+    output: PredictionOutput,
+    folder: str | os.PathLike[str] | None = None,
+) -> Path:
     """Write the model's answer for each row of a split, beside what the data says of the row; where it is.
 
     The columns: those of the data that hold single values, then "prediction", "correct" and "probability" (that of the
@@ -91,9 +97,9 @@ def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, output
         rows: the split.
         split: its name.
         output: what `trainer.predict` gave for the rows.
+        folder: where to; None for that of the run.
     """
-    assert trainer.args.output_dir is not None
-    path = Path(trainer.args.output_dir) / PREDICTIONS.format(split)
+    path = Path(folder or trainer.args.output_dir or "") / PREDICTIONS.format(split)
     if not trainer.is_world_process_zero():
         return path
     table = _columns_of(rows)
