@@ -152,7 +152,6 @@ def _table(reports: Mapping[str, GroupReport]) -> list[list[str]]:
             rows.append([title, *map(decimals, values)])
     rows.append(["gap between groups", *(decimals(report.gap()) for report in reports.values())])
     by_name = {method: {row.name: row.value(metric) for row in report.rows} for method, report in reports.items()}
-    worst = sorted(first.rows, key=lambda row: (row.value(metric) is None, row.value(metric)))
-    for row in worst:
+    for row in first.ranked:
         rows.append([f"  {row.name}", *(decimals(values.get(row.name)) for values in by_name.values())])
     return rows

@@ -135,6 +135,18 @@ class GroupReport:
         return next((name for name in wanted if any(row.value(name) is not None for row in self.rows)), None)
 
     @property
+    def ranked(self) -> tuple[GroupRow, ...]:
+        """All groups, the worst by `metric` first; those without a value last."""
+        metric = self.metric
+        sign = -1 if metric is not None and self._is_lower_better(metric) else 1
+        values = {id(row): None if metric is None else row.value(metric) for row in self.rows}
+        known = [row for row in self.rows if values[id(row)] is not None]
+        return (
+            *sorted(known, key=lambda row: sign * values[id(row)]),  # type: ignore[operator]
+            *(row for row in self.rows if values[id(row)] is None),
+        )
+
+    @property
     def worst(self) -> GroupRow | None:
         """The group that fares worst by `metric`; None if no group was evaluated."""
         return next(iter(self.all_worst), None)
