@@ -13,6 +13,7 @@ from hf_cgd.metrics import GroupReport, is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
 from hf_cgd.metrics.diagnosis import GroupDiagnosis
 from hf_cgd.metrics.values import without_arrays
+from hf_cgd.models.example_losses import require_classes_to_smooth
 from hf_cgd.models.heads import ExampleHead, Head
 from hf_cgd.models.outputs import class_names_of
 from hf_cgd.objectives import Objective
@@ -376,6 +377,8 @@ class GroupRobustTrainer(
             self.group_objective, self._setup, self.accelerator, self._forward
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
+        if not self._has_own_loss:
+            require_classes_to_smooth(self._setup.labels.kind, self.args.label_smoothing_factor)
         self._reference: ReferenceLosses | None = None
         if objective is None:
             # A probe looks at the losses themselves.
