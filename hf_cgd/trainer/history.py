@@ -199,7 +199,10 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # Names of groups may hold other characters that Python takes for line ends.
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        if not line:
+            continue
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
