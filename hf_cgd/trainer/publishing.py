@@ -14,6 +14,7 @@ from transformers.modelcard import TrainingSummary
 
 from hf_cgd.cards import CARD_FILE, RunRecord, write_card
 from hf_cgd.metrics import GroupMetric, GroupReport
+from hf_cgd.metrics.custom_metrics import declared_directions
 from hf_cgd.metrics.values import as_json
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
@@ -172,8 +173,7 @@ class PublishingTrainer(Trainer):
         weights, counts = setup.by_name(self._weights()), setup.counts_of_evaluated
         step = None if self.robust_loss is None else self.robust_loss.steps
         report = self.group_evaluation.report(prefix, names, objective, counts, weights, step)
-        lower = tuple(name for name, metric in self._own_metrics.items() if metric.greater_is_better is False)
-        return replace(report, lower_is_better=lower)
+        return replace(report, **declared_directions(self._own_metrics))
 
     def _report_prefixes(self) -> list[str]:
         return [prefix for prefix in self.group_evaluation.prefixes if prefix.split("_")[0] == "eval"]
