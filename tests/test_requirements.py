@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 from paths import ROOT
 
-HELPERS = {"deepspeed", "trl", "trackio", "mlflow"}
+HELPERS = {"deepspeed", "trl", "trackio", "mlflow", "wandb"}
 """Floors that the oldest set leaves out: DeepSpeed compiles, trl wants newer datasets, and trackers beside TensorBoard are tried by hand."""
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """What a package is called where it is imported, if otherwise."""

@@ -114,7 +114,7 @@ def explained(objective: Mapping[str, Any]) -> Explained:
     """What readers are told of an objective.
 
     Args:
-        objective: what `Objective.identity` says.
+        objective: what `Objective.identity` says; with "own_loss" where the run's own code forms the loss.
     """
     name, knobs = str(objective["name"]), objective.get("knobs", {})
     found = _EXPLAINED.get(name)
@@ -130,7 +130,15 @@ def explained(objective: Mapping[str, Any]) -> Explained:
         found = found._replace(weights=found.weights.replace(r"\sum_j", r"\operatorname{mean}_j"))
     if name == "cgd" and knobs.get("variant") == "reference":
         found = found._replace(words=f"{found.words} The update is that of its authors' released code.")
-    return found
+    own = objective.get("own_loss")
+    if own is not None and name == "erm" and not own.startswith("compute_loss_func"):
+        words = f"It minimises the loss that `{own}` forms, code of this run's own; groups have no say in it."
+        return found._replace(words=words, loss="", symbols="")
+    return (
+        found
+        if own is None
+        else found._replace(words=f"{found.words} The loss is formed by code of the run's own, `{own}`.")
+    )
 
 
 def citations(objective: Mapping[str, Any] | None) -> list[str]:

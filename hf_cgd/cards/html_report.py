@@ -16,6 +16,7 @@ from hf_cgd.html import Html, raw, tag
 from hf_cgd.metrics import GroupReport, GroupRow
 from hf_cgd.metrics.tables import decimals
 from hf_cgd.plots.logs import weight_curves
+from hf_cgd.whole_files import write_whole
 
 SHOWN_GROUPS = 30
 """Groups of a table that are shown at once; the others, which fare better, stand behind a click."""
@@ -26,7 +27,8 @@ FIRST = "accuracy"
 PAIRS = 5
 """Pairs of groups that are named on either side."""
 NUMBERS = {"worst_group_accuracy": "worst group", "accuracy": "average", "adjusted_accuracy": "adjusted average",
-           "worst_group_pearson": "worst group, correlation", "pearson": "correlation"}  # fmt: skip
+           "worst_group_pearson": "worst group, correlation", "pearson": "correlation",
+           "worst_group_perplexity": "worst group, perplexity", "perplexity": "perplexity"}  # fmt: skip
 """What stands in large figures above a table, where a report has it."""
 
 Run = RunRecord | str | os.PathLike[str]
@@ -54,8 +56,7 @@ def html_report(runs: Sequence[Run] | Run, path: str | os.PathLike[str], *, titl
     if not records:
         raise ValueError("Expected at least one run to report of, got none.")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(records, title), encoding="utf-8")
+    write_whole(path, page(records, title))
     return path
 
 
@@ -181,21 +182,20 @@ def _report(name: str, report: GroupReport) -> list[Html]:
     order = sorted(range(1, len(head)), key=lambda column: column < head.index(FIRST) if FIRST in head else False)
     metric = report.metric
     worst = {id(row) for row in report.all_worst} if gap else set()
+    texts_of = {id(row): texts for row, texts in zip(report.rows, cells, strict=True)}
     body = []
-    for row, texts in zip(report.rows, cells, strict=True):
+    for row in report.rows if len(report.rows) <= SHOWN_GROUPS else report.ranked:
+        texts = texts_of[id(row)]
         # The style sheet marks the worst group.
         columns = [tag("td", row.name), tag("td", _bar(row, metric)), *(tag("td", texts[n]) for n in order)]
         is_worst = id(row) in worst
-        body.append((row.value(metric) if metric else None, tag("tr", columns, class_="worst" if is_worst else None)))
+        body.append(tag("tr", columns, class_="worst" if is_worst else None))
     titles = {"train": "trained on", "eval": "evaluated"}
     line = tag("tr", tag("th", head[0]), tag("th", ""), [tag("th", titles.get(head[n], head[n])) for n in order])
-    if len(body) <= SHOWN_GROUPS:
-        parts.append(_grid(line, [row for _, row in body]))
-        return parts
-    lowest = sorted(body, key=lambda pair: float("inf") if pair[0] is None else pair[0])
-    parts.append(_grid(line, [row for _, row in lowest[:SHOWN_GROUPS]]))
-    rest = _grid(line, [row for _, row in lowest[SHOWN_GROUPS:]])
-    parts.append(tag("details", tag("summary", f"The other {len(body) - SHOWN_GROUPS} groups"), rest))
+    parts.append(_grid(line, body[:SHOWN_GROUPS]))
+    if body[SHOWN_GROUPS:]:
+        rest = _grid(line, body[SHOWN_GROUPS:])
+        parts.append(tag("details", tag("summary", f"The other {len(body) - SHOWN_GROUPS} groups"), rest))
     return parts
 
 

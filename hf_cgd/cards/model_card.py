@@ -83,6 +83,8 @@ def _evaluation(name: str, report: GroupReport, pictures: Mapping[str, str]) -> 
     parts.append("" if step is None else f"Weights are those after optimizer step {step}.")
     picture = pictures.get(f"group_accuracies_{name}")
     parts.append(f"![Accuracy of each group with its 95 % interval]({picture})" if picture else "")
+    picture = pictures.get(f"group_perplexities_{name}")
+    parts.append(f"![Perplexity of each group over the training steps, lower is better]({picture})" if picture else "")
     return parts
 
 

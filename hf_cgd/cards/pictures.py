@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_cgd.cards.record import RunRecord
-from hf_cgd.plots import comparison_figure, interactions_figure, save_figure, weight_curves, weights_figure
+from hf_cgd.plots import (
+    accuracies_figure,
+    comparison_figure,
+    interactions_figure,
+    save_figure,
+    weight_curves,
+    weights_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,10 +24,11 @@ DRAWN_GROUPS = 64
 
 
 def figures_of(record: RunRecord) -> dict[str, "Figure"]:
-    """The pictures of a run by name: "group_accuracies_<set>", "group_weights", "group_interactions".
+    """The pictures of a run by name: "group_accuracies_<set>" or, of a language model, "group_perplexities_<set>" over
+    its steps, "group_weights", "group_interactions".
 
-    What a run does not have is left out: accuracies before the first evaluation, weights under ERM, interactions of
-    objectives without gradients.
+    What a run does not have is left out: accuracies before the first evaluation, perplexities with fewer than two,
+    weights under ERM, interactions of objectives without gradients.
     """
     from matplotlib import rc_context
 
@@ -34,6 +42,12 @@ def _figures(record: RunRecord) -> dict[str, "Figure"]:
     for name, report in record.reports.items():
         if any(row.accuracy is not None for row in report.rows):
             figures[f"group_accuracies_{name}"] = comparison_figure({record.objective_name: [report]}, title=name)
+        prefix = "eval" if name == "validation" else f"eval_{name}"
+        key = f"{prefix}_group_perplexity/"
+        if len({entry["step"] for entry in record.history if any(kind.startswith(key) for kind in entry)}) > 1:
+            figures[f"group_perplexities_{name}"] = accuracies_figure(
+                {record.objective_name: [record.history]}, prefix=prefix, title=name
+            )
     if weight_curves(record.history)[1]:
         figures["group_weights"] = weights_figure({record.objective_name: {"": [record.history]}})
     matrix = record.interactions

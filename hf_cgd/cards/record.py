@@ -10,6 +10,7 @@ from typing import Any
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.metrics import GroupReport
 from hf_cgd.metrics.values import as_json
+from hf_cgd.whole_files import write_whole
 
 REPORT_FILE = "group_report.json"
 """The reports of a run by evaluation set, {"validation": {…}, "test": {…}}."""
@@ -130,9 +131,5 @@ def write_reports(reports: Mapping[str, GroupReport], folder: str | os.PathLike[
 
 def write_json(content: Any, path: Path) -> Path:
     """Write a file of JSON whole or not at all; where it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    text = json.dumps(as_json(content), indent=2, ensure_ascii=False, allow_nan=False)
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
+    write_whole(path, json.dumps(as_json(content), indent=2, ensure_ascii=False, allow_nan=False))
     return path

@@ -61,11 +61,10 @@ def _of_report(report: GroupReport) -> list[str]:
     if report.one_class:
         found.append("the model gives every example the same class: it has collapsed, or not begun to learn.")
     metric = report.metric
-    scored = [row for row in report.rows if metric is not None and row.value(metric) is not None]
-    if metric is not None and len(scored) > 1 and report.worst is not None and report.gap() != 0:
-        best = max(scored, key=lambda row: row.value(metric) or 0.0)
-        low, high = report.worst.interval(metric), best.interval(metric)
-        if low is not None and high is not None and low[1] >= high[0]:
+    scored = [row for row in report.ranked if metric is not None and row.value(metric) is not None]
+    if metric is not None and len(scored) > 1 and report.gap() != 0:
+        worst, best = scored[0].interval(metric), scored[-1].interval(metric)
+        if worst is not None and best is not None and worst[0] <= best[1] and best[0] <= worst[1]:
             found.append("the intervals of the worst and the best group overlap: the gap may be chance.")
         if len(scored) > 10:
             found.append(

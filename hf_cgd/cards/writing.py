@@ -10,6 +10,7 @@ from hf_cgd.cards.metadata import card_data
 from hf_cgd.cards.model_card import model_card
 from hf_cgd.cards.pictures import write_pictures
 from hf_cgd.cards.record import RUN_FILE, SETTINGS_FILE, RunRecord, write_json, write_reports
+from hf_cgd.whole_files import write_whole
 
 CARD_FILE = "README.md"
 """What the Hub shows of a repository."""
@@ -42,7 +43,7 @@ def write_card(
     places = {name: path.relative_to(folder).as_posix() for name, path in pictures.items()}
     card = folder / CARD_FILE
     text = model_card(record, card_data(record, **front_matter), places, repo_id)
-    card.write_text(text, encoding="utf-8", newline="\n")
+    write_whole(card, text)
     return [card, *files, *pictures.values()]
 
 
@@ -53,6 +54,6 @@ def write_record(record: RunRecord, folder: str | os.PathLike[str]) -> list[Path
     if record.settings:
         settings = {name: value for name, value in {**record.training, **record.settings}.items() if value is not None}
         path = folder / SETTINGS_FILE
-        path.write_text(yaml.safe_dump(settings, allow_unicode=True, sort_keys=True), encoding="utf-8")
+        write_whole(path, yaml.safe_dump(settings, allow_unicode=True, sort_keys=True))
         files.append(path)
     return files

@@ -20,6 +20,7 @@ from hf_cgd.objectives import KNOBS, build_objective, knobs_of
 from hf_cgd.plots import comparison_figure, save_figure
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.whole_files import write_whole
 
 OVERALL = {"worst_group_accuracy": "worst group", "accuracy": "average", "adjusted_accuracy": "adjusted average"}
 """Rows of the table above those of the groups."""
@@ -122,7 +123,7 @@ def write_comparison(runs: Sequence[str | os.PathLike[str]], folder: str | os.Pa
         f"{split} split; one seed, and the step sizes and penalties are the defaults or what the command line said. "
         "To choose them by validation, over several seeds: hf-cgd experiments."
     )
-    (place / "comparison.md").write_text(f"{markdown(rows)}\n\n{advice}\n", encoding="utf-8")
+    write_whole(place / "comparison.md", f"{markdown(rows)}\n\n{advice}\n")
     html_report(records, place / "comparison.html")
     has_accuracies = all(row.accuracy is not None for report in reports.values() for row in report.rows if row.count)
     if pictures and has_accuracies:
@@ -151,7 +152,6 @@ def _table(reports: Mapping[str, GroupReport]) -> list[list[str]]:
             rows.append([title, *map(decimals, values)])
     rows.append(["gap between groups", *(decimals(report.gap()) for report in reports.values())])
     by_name = {method: {row.name: row.value(metric) for row in report.rows} for method, report in reports.items()}
-    worst = sorted(first.rows, key=lambda row: (row.value(metric) is None, row.value(metric)))
-    for row in worst:
+    for row in first.ranked:
         rows.append([f"  {row.name}", *(decimals(values.get(row.name)) for values in by_name.values())])
     return rows

@@ -24,6 +24,7 @@ from hf_cgd.cli.command_line import parse_command_line, readable_errors
 from hf_cgd.cli.training import BEST_WORST_GROUP, run
 from hf_cgd.data.text_sources import SOURCE, demo_sources, held_out, read_sources, splits_of
 from hf_cgd.trainer.trainer import GroupRobustTrainer
+from hf_cgd.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
     if trainer.group_weights is not None and trainer.is_world_process_zero():
         assert config.output_dir is not None
         text = json.dumps(trainer.mixture(), ensure_ascii=False, indent=2)
-        (Path(config.output_dir) / MIXTURE_FILE).write_text(text + "\n", encoding="utf-8")
+        write_whole(Path(config.output_dir) / MIXTURE_FILE, text + "\n")
     return trainer
 
 

@@ -16,7 +16,7 @@ from hf_cgd.cli.networks import image_classifier, text_classifier
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
 from hf_cgd.cli.results import left_in, summary_of, where_it_is
-from hf_cgd.cli.training import BEST_WORST_GROUP, run
+from hf_cgd.cli.training import BEST_WORST_GROUP, complete_results, run
 from hf_cgd.data import sources
 from hf_cgd.trainer.reference_losses import column_of
 from hf_cgd.trainer.trainer import GroupRobustTrainer
@@ -103,6 +103,12 @@ class OwnDataRecipe:
             logger.info("\n%s, %d of %d", config.objective, number, len(configs))
             if finished[number - 1]:
                 logger.info("It was finished before: nothing is trained, and what is in its folder stays as it is.")
+                with readable_errors(own, config):
+                    added = complete_results(
+                        config, lambda: self.network(own, names)[0], splits, processing_class=processor
+                    )
+                if added:
+                    logger.info("Written now, as it was not asked for before: %s.", ", ".join(added))
                 continue
             if number > 1:
                 set_seed(config.seed)

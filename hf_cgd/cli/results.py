@@ -29,6 +29,7 @@ from hf_cgd.metrics.values import as_json
 from hf_cgd.models.outputs import class_names_of
 from hf_cgd.trainer.history import HISTORY_FILE
 from hf_cgd.trainer.trainer import GroupRobustTrainer
+from hf_cgd.whole_files import whole_file
 
 PREDICTIONS = "predictions_{}.csv"
 """The answers for each row of a split, in the folder of the run."""
@@ -79,7 +80,13 @@ def _has_card_of_training(folder: Path) -> bool:
     return (folder / CARD_FILE).exists()
 
 
-def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, output: PredictionOutput) -> Path:
+def write_predictions(
+    trainer: GroupRobustTrainer,
+    rows: Any,
+    split: str,
+    output: PredictionOutput,
+    folder: str | os.PathLike[str] | None = None,
+) -> Path:
     """Write the model's answer for each row of a split, beside what the data says of the row; where it is.
 
     The columns: those of the data that hold single values, then "prediction", "correct" and "probability" (that of the
@@ -90,9 +97,9 @@ def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, output
         rows: the split.
         split: its name.
         output: what `trainer.predict` gave for the rows.
+        folder: where to; None for that of the run.
     """
-    assert trainer.args.output_dir is not None
-    path = Path(trainer.args.output_dir) / PREDICTIONS.format(split)
+    path = Path(folder or trainer.args.output_dir or "") / PREDICTIONS.format(split)
     if not trainer.is_world_process_zero():
         return path
     table = _columns_of(rows)
@@ -111,7 +118,8 @@ def write_predictions(trainer: GroupRobustTrainer, rows: Any, split: str, output
         names = ["prediction", *(f"prediction_{place}" for place in range(1, values.shape[1]))]
         ours = dict(zip(names, values.T, strict=True))
     table = {f"{name} (data)" if name in ours else name: values for name, values in table.items()}
-    pd.DataFrame({**table, **ours}).to_csv(path, index=False, encoding="utf-8")
+    with whole_file(path) as unfinished:
+        pd.DataFrame({**table, **ours}).to_csv(unfinished, index=False, encoding="utf-8")
     return path
 
 

@@ -1,22 +1,29 @@
 """A run from its config to its files: train, report the groups, save."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import nn
 from transformers.trainer_utils import PredictionOutput
 
+from hf_cgd.cards import RunRecord, load_run, write_card
+from hf_cgd.cards.pictures import PICTURES
 from hf_cgd.cards.record import EVALUATED_ONLY
 from hf_cgd.cli.command_line import RecipeConfig, readable_errors, show_messages
 from hf_cgd.cli.networks import untrained_weights
-from hf_cgd.cli.output_folder import prepare_output
-from hf_cgd.cli.results import where_it_is, write_predictions, write_results
+from hf_cgd.cli.output_folder import has_model, prepare_output
+from hf_cgd.cli.results import PREDICTIONS, where_it_is, write_predictions, write_results
 from hf_cgd.tasks.base import Task
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
+ROUNDING = 0.01
+"""Accuracies of one model on one set differ by less: an answer may tip over on another machine."""
 BEST_WORST_GROUP: dict[str, Any] = {
     "eval_strategy": "epoch",
     "save_strategy": "epoch",
@@ -109,6 +116,61 @@ def run(
         write_results(trainer, reports, trains, own is None or own.pictures)
         print(f"\n{where_it_is(config.output_dir)}")
     return trainer
+
+
+def complete_results(
+    config: RecipeConfig, network: Callable[[], nn.Module], splits: Mapping[str, Any], **trainer_options: Any
+) -> list[str]:
+    """Write what a finished run was not asked for at the time, and now is: predictions, pictures; their names.
+
+    All else in its folder stays as it is, but for the card, which gets the pictures.
+
+    Args:
+        config: of the run; `output_dir` holds its model and record.
+        network: builds its network, with whatever weights: those of the run are loaded.
+        splits, trainer_options: see `run`.
+
+    Raises:
+        ValueError: predictions are wanted and the model is not there, or it answers otherwise than its report says.
+    """
+    assert config.output_dir is not None
+    folder = Path(config.output_dir)
+    record, is_main, written = load_run(folder), config.process_index == 0, []
+    wanted = metric_prefixes(splits) if config.predictions else {}
+    missing = {name: prefix for name, prefix in wanted.items() if not (folder / PREDICTIONS.format(name)).exists()}
+    if missing and not has_model(folder):
+        raise ValueError(
+            f"predictions=True: the run in {folder} was finished without them, and its model is not there any more. "
+            "Leave the option out, or train anew with overwrite_output_dir=True and without resume_from_checkpoint."
+        )
+    if missing:
+        with TemporaryDirectory() as elsewhere:
+            # Metrics of the predictions would take the place of those of the run.
+            aside = copy.copy(config)
+            aside.output_dir = elsewhere
+            trainer = GroupRobustTrainer(
+                model=network(), args=aside, train_dataset=splits["train"], eval_dataset=splits.get("validation"),
+                **trainer_options,
+            )  # fmt: skip
+            trainer._load_from_checkpoint(str(folder))
+            for name, prefix in missing.items():
+                output = trainer.predict(splits[name], metric_key_prefix=prefix)
+                _require_as_reported(output.metrics or {}, prefix, record, name)
+                written.append(write_predictions(trainer, splits[name], name, output, folder).name)
+    if config.pictures and is_main and not (folder / PICTURES).exists():
+        drawn = write_card(record, folder)
+        written += [path.name for path in drawn if path.parent.name == PICTURES]
+    return written
+
+
+def _require_as_reported(metrics: Mapping[str, float], prefix: str, record: RunRecord, split: str) -> None:
+    now, then = metrics.get(f"{prefix}_accuracy"), record.reports[split].overall.get("accuracy")
+    if now is not None and then is not None and abs(now - then) > ROUNDING:
+        raise ValueError(
+            f"{record.name}: the model that is in its folder has accuracy {now:.4f} on the {split} set, but the "
+            f"report says {then:.4f}: the model or the data is another by now. Train anew with "
+            "overwrite_output_dir=True and without resume_from_checkpoint."
+        )
 
 
 def metric_prefixes(splits: Mapping[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION, predictions
 from hf_cgd.tasks.base import Task
 from hf_cgd.tasks.povertymap import PovertyMap
 from hf_cgd.trainer.trainer import GroupRobustTrainer
+from hf_cgd.whole_files import write_whole
 
 
 def write_wilds_predictions(
@@ -37,7 +38,6 @@ def write_wilds_predictions(
         values = predictions_of(outputs, kind).flatten().tolist()
         path = Path(folder) / known.name / f"{known.name}_split:{theirs}_{replicate}_epoch:best_pred.csv"
         if trainer.is_world_process_zero():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{value!r}\n" for value in values), encoding="utf-8")
+            write_whole(path, "".join(f"{value!r}\n" for value in values))
         written.append(path)
     return written

@@ -57,7 +57,7 @@ def _documents(path: Path, text_column: str) -> list[str]:
         if text_column not in table.column_names:
             raise ValueError(f"{path}: expected the column {text_column!r} (text_column), got {table.column_names}.")
         return [str(text) for text in table[text_column][:] if text is not None]
-    return path.read_text(encoding="utf-8").splitlines()
+    return path.read_text(encoding="utf-8").split("\n")
 
 
 def _text_in(file: Path) -> str | None:

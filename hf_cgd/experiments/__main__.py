@@ -33,6 +33,7 @@ from hf_cgd.experiments.summary import (
 from hf_cgd.metrics.tables import latex, markdown
 from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.plots import save_figure
+from hf_cgd.whole_files import write_whole
 
 EXAMPLES = """examples:
   python -m hf_cgd.experiments mnist_settings --workers 2 -- --data_dir my/mnist
@@ -236,8 +237,8 @@ def _show(preset: Preset, outcome: Outcome, folder: Path) -> None:
             "score. Such values are chosen only where no others have finished.\n"
         )
     print(text)
-    (folder / "tables.md").write_text(text, encoding="utf-8")
-    (folder / "tables.tex").write_text(f"% {heading}\n{latex(results)}\n\n{latex(searched)}\n", encoding="utf-8")
+    write_whole(folder / "tables.md", text)
+    write_whole(folder / "tables.tex", f"% {heading}\n{latex(results)}\n\n{latex(searched)}\n")
     figures = {}
     for place, condition in enumerate(grid.all_conditions()):
         own = [choice for choice in outcome.choices if choice.condition == condition and choice.results]

@@ -16,6 +16,7 @@ from hf_cgd.experiments.progress import progress_rows, write_progress
 from hf_cgd.experiments.records import LOG_FILE, finished_result
 from hf_cgd.experiments.selection import RunResult
 from hf_cgd.experiments.workers import Failure, WorkerPool
+from hf_cgd.whole_files import write_whole
 
 JOBS = "jobs"
 """Folder of what the scheduler is handed and what it writes, in that of the experiment."""
@@ -144,9 +145,7 @@ class JobPool:
                 job = JobOfRun(self.grid, self.output_dir, run, self.launcher, self.keep_models)
                 self._jobs[run] = self._executor.submit(job)
         for run in runs:
-            folder = self.output_dir / run.name
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / JOB_FILE).write_text(json.dumps({"job": self._jobs[run].job_id}), encoding="utf-8")
+            write_whole(self.output_dir / run.name / JOB_FILE, json.dumps({"job": self._jobs[run].job_id}))
 
     def _job_in_progress(self, run: Run) -> Any:
         """The job that an earlier call has left for a run; None where there is none, or it is not known to go on."""

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hf_cgd.experiments.grid import Grid, Run
-from hf_cgd.experiments.records import write_whole
 from hf_cgd.experiments.selection import RunResult, validation_score
 from hf_cgd.experiments.workers import Failure
 from hf_cgd.metrics.tables import decimals, markdown
+from hf_cgd.whole_files import write_whole
 
 PROGRESS_FILE = "progress.md"
 """In the folder of the experiment."""

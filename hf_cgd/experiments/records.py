@@ -1,7 +1,6 @@
 """What each run of a grid is told, and what it leaves in its folder: options, result, log."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from hf_cgd.cli import BEST_WORST_GROUP
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.selection import RunResult
+from hf_cgd.whole_files import write_whole
 
 RUN_FILE = "experiment.json"
 """Options of a run, and its result once it has finished."""
@@ -95,10 +95,3 @@ def _same(before: Any, now: Any) -> bool:
 def write_run(folder: Path, content: Mapping[str, Any]) -> None:
     """Write the file of a run."""
     write_whole(folder / RUN_FILE, json.dumps(content, indent=2, ensure_ascii=False))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all, whenever the program is killed."""
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

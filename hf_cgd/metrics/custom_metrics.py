@@ -15,6 +15,8 @@ PAIRS = (("predictions", "references"), ("y_pred", "y_true"), ("predictions", "l
 """Names of arguments by which a metric is called where it has them; another one gets (predictions, labels)."""
 LOWER = ("loss", "mse", "mae", "rmse", "error", "fpr", "fnr", "ece", "brier", "perplexity")
 """Endings of the names of metrics that are better when lower."""
+LOWER_WORDS = ("wer", "cer", "mer", "ter", "eer", "fdr", "nll", "mape", "smape", "mase", "msle", "rmsle")
+"""The same where they are the last word of a name, behind a _ or nothing: "answer" ends in "wer" too."""
 
 
 RESERVED = ("accuracy", "loss", "pearson", "count", "mse", "perplexity", "token_accuracy", "token_count", "span_f1",
@@ -33,7 +35,7 @@ class GroupMetric:
     Attributes:
         compute: a function of predicted and true classes (or values), [N] each, or an `evaluate` metric. It returns a
             number, or a dict with one.
-        greater_is_better: None for what the name says: see `LOWER`.
+        greater_is_better: None for what the name says: see `LOWER` and `LOWER_WORDS`.
     """
 
     compute: Any
@@ -104,19 +106,25 @@ def names_of(metrics: Mapping[str, GroupMetric], group_names: Sequence[str]) -> 
     ]
 
 
+def declared_directions(metrics: Mapping[str, GroupMetric]) -> dict[str, Any]:
+    """The metrics that say themselves which direction is better, as a `GroupReport` has them."""
+    return {
+        field: tuple(name for name, metric in metrics.items() if metric.greater_is_better is greater)
+        for field, greater in (("lower_is_better", False), ("higher_is_better", True))
+    }
+
+
 def direction_of(wanted: str, metrics: Mapping[str, GroupMetric]) -> bool | None:
     """Whether greater is better for a (possibly prefixed) metric, where one of these says so itself; else None."""
-    for name, metric in metrics.items():
-        if metric.greater_is_better is not None and re.fullmatch(
-            rf"(.*_)?(worst_group_)?{name}", wanted.split("/")[0]
-        ):
-            return metric.greater_is_better
-    return None
+    own = wanted.split("/")[0]
+    meant = [name for name in metrics if own == name or own.endswith(f"_{name}")]
+    # "my_risk" is that metric, and not "risk" behind a prefix.
+    return metrics[max(meant, key=len)].greater_is_better if meant else None
 
 
 def lower_is_better_by_name(name: str) -> bool:
     """Whether the name of a metric ends like one that is better when lower."""
-    return name.endswith(LOWER)
+    return name.endswith(LOWER) or name.rpartition("_")[2] in LOWER_WORDS
 
 
 def custom_group_metrics(

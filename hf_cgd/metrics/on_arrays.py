@@ -8,7 +8,7 @@ import numpy as np
 
 from hf_cgd.data.columns import Column, is_missing, listed_rows
 from hf_cgd.data.groups import GroupInfo
-from hf_cgd.metrics.custom_metrics import GroupMetric
+from hf_cgd.metrics.custom_metrics import GroupMetric, declared_directions
 from hf_cgd.metrics.intervals import bootstrap_interval, wilson_interval
 from hf_cgd.metrics.report import GroupReport, GroupRow
 from hf_cgd.monitors import GroupRobustWarning
@@ -97,9 +97,10 @@ def group_metrics(
         accuracy = found.get(ACCURACY, [None] * len(info))[k]
         return GroupRow(name, None, None, len(rows_of[k]), accuracy, low, high, others=others, intervals=intervals)
 
-    lower = tuple(name for name, metric in wanted.items() if metric.greater_is_better is False)
     defined_overall = {name: value for name, value in overall.items() if np.isfinite(value)}
-    return GroupReport(tuple(map(row, range(len(info)), info.names)), defined_overall, "", lower_is_better=lower)
+    return GroupReport(
+        tuple(map(row, range(len(info)), info.names)), defined_overall, "", **declared_directions(wanted)
+    )
 
 
 def _array(name: str, values: Any) -> np.ndarray:

@@ -19,6 +19,8 @@ OURS = ("accuracy", "accuracy_low", "accuracy_high", "pearson", "loss", "count",
 """Kinds of group metrics that have fields of their own, or are no measure of how a group fares."""
 MEASURED = ("accuracy", "pearson", "loss")
 """Those of them that tell how a group fares."""
+DIRECTIONS = ("lower_is_better", "higher_is_better")
+"""Fields of a report that say which direction is better, in their order."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class GroupReport:
     """Optimizer steps after which the groups had these weights; None where it is not known or there are none."""
     lower_is_better: tuple[str, ...] = ()
     """Metrics of the user's own that are better when lower, beside those whose names say so."""
+    higher_is_better: tuple[str, ...] = ()
+    """Those that are better when higher, whatever their names say."""
 
     @classmethod
     def from_metrics(
@@ -135,6 +139,18 @@ class GroupReport:
         return next((name for name in wanted if any(row.value(name) is not None for row in self.rows)), None)
 
     @property
+    def ranked(self) -> tuple[GroupRow, ...]:
+        """All groups, the worst by `metric` first; those without a value last."""
+        metric = self.metric
+        sign = -1 if metric is not None and self._is_lower_better(metric) else 1
+        values = {id(row): None if metric is None else row.value(metric) for row in self.rows}
+        known = [row for row in self.rows if values[id(row)] is not None]
+        return (
+            *sorted(known, key=lambda row: sign * values[id(row)]),  # type: ignore[operator]
+            *(row for row in self.rows if values[id(row)] is None),
+        )
+
+    @property
     def worst(self) -> GroupRow | None:
         """The group that fares worst by `metric`; None if no group was evaluated."""
         return next(iter(self.all_worst), None)
@@ -175,7 +191,9 @@ class GroupReport:
         return [value for value in found if value is not None and isfinite(value)]
 
     def _is_lower_better(self, metric: str) -> bool:
-        return metric in self.lower_is_better or lower_is_better_by_name(metric)
+        return metric not in self.higher_is_better and (
+            metric in self.lower_is_better or lower_is_better_by_name(metric)
+        )
 
     @property
     def one_class(self) -> bool:
@@ -192,7 +210,7 @@ class GroupReport:
                 for row in self.rows
             ],
             "weights_step": self.weights_step,
-        } | ({"lower_is_better": list(self.lower_is_better)} if self.lower_is_better else {})
+        } | {name: list(getattr(self, name)) for name in DIRECTIONS if getattr(self, name)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "GroupReport":
@@ -217,7 +235,7 @@ class GroupReport:
             dict(data.get("overall", {})),
             str(data.get("objective", "")),
             data.get("weights_step"),
-            tuple(data.get("lower_is_better", ())),
+            *(tuple(data.get(name, ())) for name in DIRECTIONS),
         )
 
     def to_dataframe(self) -> "DataFrame":

@@ -48,7 +48,7 @@ def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoo
         label_smoothing: in [0, 1), for cross-entropy only; 0 for none.
 
     Raises:
-        ValueError: an unknown problem type.
+        ValueError: an unknown problem type, or one that knows no label smoothing.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if problem_type == CLASSIFICATION and labels.is_floating_point() and labels.shape == logits.shape:
@@ -57,6 +57,7 @@ def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoo
         return F.cross_entropy(logits, labels.long().view(-1), reduction="none", label_smoothing=label_smoothing)
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"problem_type must be one of {', '.join(PROBLEM_TYPES)}, got {problem_type!r}.")
+    require_classes_to_smooth(problem_type, label_smoothing)
     targets = labels.to(logits.dtype).view(len(labels), -1)
     logits = logits.view(len(labels), -1)
     if logits.shape != targets.shape:
@@ -68,6 +69,15 @@ def example_losses(logits: Tensor, labels: Tensor, problem_type: str, label_smoo
     if problem_type == MULTI_LABEL:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
     return F.mse_loss(logits, targets, reduction="none").mean(dim=1)
+
+
+def require_classes_to_smooth(problem_type: str | None, label_smoothing: float) -> None:
+    """Raise a ValueError for label smoothing of what is not one class out of several; None: not known yet."""
+    if label_smoothing and problem_type not in (None, CLASSIFICATION):
+        raise ValueError(
+            f"label_smoothing_factor={label_smoothing} smooths the one class of an example over the others; "
+            f"problem_type={problem_type!r} has no such class. Set it to 0."
+        )
 
 
 def predictions_of(logits: Tensor, problem_type: str) -> Tensor:

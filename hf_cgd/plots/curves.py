@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.plots.lines import draw_curves, draw_runs
 from hf_cgd.plots.logs import SCORES, LogHistory, accuracy_curves, final_values, stack_runs, weight_curves
 from hf_cgd.plots.style import (
@@ -115,7 +116,8 @@ def accuracies_figure(
     unit: str = "step",
     title: str | None = None,
 ) -> "Figure":
-    """Group accuracies over training, a panel for each method; correlations, for a regression.
+    """Group accuracies over training, a panel for each method; correlations of a regression, perplexities of a
+    language model (on a logarithmic axis where they span a power of ten).
 
     Lines are the means over the runs, a band spans from the lowest to the highest one (of many groups, for those in
     colour). The broad black line is the worst group, in each run and at each step its own.
@@ -145,7 +147,10 @@ def accuracies_figure(
         if {run.metric for run in logs[method]} != {metric}:
             raise ValueError(f"{method!r} has another metric than the {metric} of the first method.")
     if highlight is None and len(names) > len(PALETTE):
-        highlight = lowest_groups(final_values(groups) for _, groups in curves.values())
+        sign = -1 if lower_is_better_by_name(metric) else 1
+        highlight = lowest_groups(
+            {name: sign * value for name, value in final_values(groups).items()} for _, groups in curves.values()
+        )
     colors = group_colors(names, highlight)
 
     columns = min(len(curves), PANELS_IN_A_ROW)
@@ -161,9 +166,26 @@ def accuracies_figure(
         tidy(axes, "y")
     for axes in grid.flat[len(curves) :]:
         axes.set_axis_off()
-    low, high = grid[0, 0].get_ylim()
-    grid[0, 0].set_ylim(max(low, SCORES[metric] - 0.02), min(high, 1.02))
+    drawn = np.concatenate([values.ravel() for _, groups in curves.values() for values in groups.values()])
+    _bound(grid[0, 0], metric, drawn[np.isfinite(drawn)])
     label_edges(grid, unit, f"group {metric}")
     add_legend(figure, legend_entries(list(grid.flat), colors | {"worst group": WORST}))
     add_title(figure, title)
     return figure
+
+
+def _bound(axes: "Axes", metric: str, drawn: np.ndarray) -> None:
+    """Keep the axis within what the metric can be, and in powers of ten where it has no upper bound and spans them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    (lowest, highest), (low, high) = SCORES[metric], axes.get_ylim()
+    if highest is not None:
+        axes.set_ylim(max(low, lowest - 0.02), min(high, highest + 0.02))
+        return
+    if len(drawn) == 0 or drawn.max() < 10 * drawn.min():
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if drawn.max() < 1e3 * drawn.min() else (1.0,)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    # Powers would be written as formulas, which cards switch off.
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
+
 LogHistory = Sequence[Mapping[str, Any]]
 WEIGHT_KEY = "group_weight/"
-SCORES = {"accuracy": 0.0, "pearson": -1.0}
-"""Metrics of the groups, at most 1 and better when higher, with their lower bounds; the first one found is drawn."""
+SCORES = {"accuracy": (0.0, 1.0), "pearson": (-1.0, 1.0), "perplexity": (1.0, None), "span_f1": (0.0, 1.0)}
+"""Metrics of the groups with the bounds of their values, None for none; the first one found is drawn."""
 
 
 class AccuracyCurves(NamedTuple):
@@ -17,8 +19,8 @@ class AccuracyCurves(NamedTuple):
     Args:
         steps: [T].
         groups: [T] for each group by name, NaN where an evaluation lacks the group.
-        worst: [T], the lowest of the groups, as logged.
-        metric: "accuracy", or "pearson" of a regression.
+        worst: [T], that of the worst group, as logged: the lowest, of perplexities the highest.
+        metric: "accuracy"; "pearson" of a regression, "perplexity" of a language model, "span_f1" of found answers.
     """
 
     steps: np.ndarray
@@ -47,13 +49,13 @@ def weight_curves(log_history: LogHistory) -> tuple[np.ndarray, dict[str, np.nda
 
 
 def accuracy_curves(log_history: LogHistory, prefix: str = "eval") -> AccuracyCurves:
-    """Group accuracies (correlations, for a regression) over training, read from `trainer.state.log_history`.
+    """Group accuracies over training (correlations, perplexities: see `SCORES`), from `trainer.state.log_history`.
 
     Of several evaluations at one step the first counts: a later one may be of the best model, loaded at the end.
 
     Args:
         log_history: entries with "step" and, of evaluations, "<prefix>_group_accuracy/<name>" and
-            "<prefix>_worst_group_accuracy", or the same with "pearson".
+            "<prefix>_worst_group_accuracy", or the same with another of `SCORES`.
         prefix: of the evaluation's metrics; "eval_<name>" for one of several evaluation sets.
 
     Raises:
@@ -67,7 +69,8 @@ def accuracy_curves(log_history: LogHistory, prefix: str = "eval") -> AccuracyCu
             row = {k.removeprefix(key): v for k, v in entry.items() if k.startswith(key)}
             if row and entry["step"] not in rows:
                 rows[entry["step"]] = row
-                worst[entry["step"]] = entry.get(worst_key, min(row.values()))
+                worst_of = max if lower_is_better_by_name(metric) else min
+                worst[entry["step"]] = entry.get(worst_key, worst_of(row.values()))
         if rows:
             steps, groups = _columns(list(rows.items()))
             return AccuracyCurves(steps, groups, np.array(list(worst.values()), dtype=float), metric)
@@ -76,7 +79,7 @@ def accuracy_curves(log_history: LogHistory, prefix: str = "eval") -> AccuracyCu
     remedy = "set eval_strategy, and evaluate on data that has the group column"
     if found:
         remedy = f"its prefixes are {found}: pass one of them"
-    raise ValueError(f"The log has no {prefix}_group_accuracy/<name> and no {prefix}_group_pearson/<name>; {remedy}.")
+    raise ValueError(f"The log has {', '.join(f'no {prefix}_group_{metric}/<name>' for metric in SCORES)}; {remedy}.")
 
 
 def stack_runs(runs: Sequence[tuple[np.ndarray, dict[str, np.ndarray]]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -127,6 +127,8 @@ class GroupRobustLoss:
         self._group_losses = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
         self._group_excess = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
         self._before_update: LossState | None = None
+        self.passed_over = 0
+        """Steps since then that were taken by another loss."""
         self._close_window()
 
     # ---- What a loop reads ------------------------------------------------------------------------------------------
@@ -301,6 +303,7 @@ class GroupRobustLoss:
         """The step was taken by another loss: what is open of it is dropped, and it counts."""
         self._close_window()
         self._state.steps += 1
+        self.passed_over += 1
 
     def _close_window(self) -> None:
         self._window.close()

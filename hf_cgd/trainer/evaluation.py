@@ -18,6 +18,7 @@ from hf_cgd.models.example_losses import CLASSIFICATION, NO_ANSWER, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning, warn_if_one_class
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.example_results import ExampleResults, unpack_labels
+from hf_cgd.whole_files import write_whole
 
 METRICS_FILE = "metrics.json"
 """In output_dir: the latest metrics of every evaluation set."""
@@ -237,7 +238,6 @@ class GroupEvaluation:
     def _write(self, folder: str | None) -> None:
         if folder is None:
             return
-        os.makedirs(folder, exist_ok=True)
         plain = {name: as_json(value) for name, value in self.latest.items()}
-        with open(os.path.join(folder, METRICS_FILE), "w", encoding="utf-8") as file:
-            json.dump(plain, file, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        write_whole(os.path.join(folder, METRICS_FILE), text)

@@ -10,6 +10,7 @@ from typing import Any
 from hf_cgd.arithmetic import is_on_host
 from hf_cgd.metrics.group_metrics import own_name
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.whole_files import write_whole
 
 MAX_LOGGED_GROUPS = 32
 """Weights and losses of more groups than this are logged as their extremes, and whole in a file of their own."""
@@ -40,10 +41,7 @@ class GroupHistory:
         headers = [row["groups"] for row in kept if "groups" in row]
         if not headers or headers[-1] != self._names:
             kept.append({"groups": self._names})
-        os.makedirs(folder, exist_ok=True)
-        unfinished = self.path.with_suffix(".tmp")
-        unfinished.write_text("".join(_line(row) for row in kept), encoding="utf-8")
-        os.replace(unfinished, self.path)
+        write_whole(self.path, "".join(_line(row) for row in kept))
 
     def append(self, step: int, values: Mapping[str, Mapping[str, float]], names: Sequence[str] | None = None) -> None:
         """Add a line.
@@ -201,7 +199,10 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    # Names of groups may hold other characters that Python takes for line ends.
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        if not line:
+            continue
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

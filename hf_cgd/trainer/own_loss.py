@@ -1,6 +1,20 @@
 """A loss that a subclass forms itself: used as it is under ERM, refused where the objective would never be used."""
 
+from typing import Any
+
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+
+
+def source_of_loss(trainer: Any) -> str | None:
+    """Whose code forms the loss of a `GroupRobustTrainer`, for readers of reports; None for this package's alone."""
+    if trainer._has_own_loss:
+        return f"{type(trainer).__name__}.compute_loss"
+    if trainer.robust_loss is not None and trainer.robust_loss.passed_over > 0:
+        return f"{type(trainer).__name__}.training_step"
+    if trainer._forward.trains_own_loss:
+        return f"{type(trainer._unwrapped()).__name__}.forward"
+    given = trainer.compute_loss_func
+    return None if given is None else f"compute_loss_func={getattr(given, '__name__', type(given).__name__)}"
 
 
 def require_objective_used(trainer: object, robust_loss: GroupRobustLoss | None, batches_left: int) -> None:

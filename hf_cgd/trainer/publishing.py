@@ -14,6 +14,7 @@ from transformers.modelcard import TrainingSummary
 
 from hf_cgd.cards import CARD_FILE, RunRecord, write_card
 from hf_cgd.metrics import GroupMetric, GroupReport
+from hf_cgd.metrics.custom_metrics import declared_directions
 from hf_cgd.metrics.values import as_json
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
@@ -22,6 +23,7 @@ from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog, run_history
+from hf_cgd.trainer.own_loss import source_of_loss
 from hf_cgd.trainer.run_facts import (
     data_facts,
     is_timm,
@@ -64,7 +66,7 @@ class PublishingTrainer(Trainer):
             name: of the model; None for the name of `output_dir`.
             finetuned_from, task, dataset_tags, dataset, dataset_args: see `create_model_card`.
         """
-        loss, setup = self.robust_loss, self._setup
+        loss, setup, own = self.robust_loss, self._setup, source_of_loss(self)
         reports = {_set_name(prefix): self._report_of(prefix) for prefix in self.group_evaluation.prefixes}
         alpha, names = self._weights(), () if setup.groups is None else setup.groups.names
         weights = {} if alpha is None else dict(zip(names, alpha.tolist(), strict=True))
@@ -75,7 +77,7 @@ class PublishingTrainer(Trainer):
         written = None if self._group_log is None else self._group_log.folder
         return RunRecord(
             name=name or Path(self.args.output_dir or "").absolute().name,
-            objective=self.group_objective.identity(),
+            objective={**self.group_objective.identity(), **({} if own is None else {"own_loss": own})},
             settings=settings_of(self.group_objective, options_of(self.args), setup.columns),
             training=training_of(self.args),
             groups=setup.groups,
@@ -166,11 +168,12 @@ class PublishingTrainer(Trainer):
 
     def _report_of(self, prefix: str) -> GroupReport:
         names, objective, setup = self._setup.evaluation.names, self.group_objective.name, self._setup
+        own = source_of_loss(self)
+        objective += "" if own is None else f", loss by {own}"
         weights, counts = setup.by_name(self._weights()), setup.counts_of_evaluated
         step = None if self.robust_loss is None else self.robust_loss.steps
         report = self.group_evaluation.report(prefix, names, objective, counts, weights, step)
-        lower = tuple(name for name, metric in self._own_metrics.items() if metric.greater_is_better is False)
-        return replace(report, lower_is_better=lower)
+        return replace(report, **declared_directions(self._own_metrics))
 
     def _report_prefixes(self) -> list[str]:
         return [prefix for prefix in self.group_evaluation.prefixes if prefix.split("_")[0] == "eval"]

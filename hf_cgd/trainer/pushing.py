@@ -15,6 +15,7 @@ from transformers.trainer_utils import HubStrategy
 from hf_cgd.cards import CARD_FILE
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.publishing import PublishingTrainer
+from hf_cgd.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class PushingTrainer(PublishingTrainer):
         path = Path(self.args.output_dir) / CARD_FILE
         card = ModelCard.load(path)
         kept = ModelCardData(tags=card.data.tags, **_present(library_name=card.data.library_name))
-        path.write_text(f"---\n{kept.to_yaml()}\n---\n{card.text}", encoding="utf-8")
+        write_whole(path, f"---\n{kept.to_yaml()}\n---\n{card.text}")
         warnings.warn(
             "The Hub refused the front matter of the card, so all but tags and library_name is left out of it. "
             f"{' '.join(reason.split())}",

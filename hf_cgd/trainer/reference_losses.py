@@ -5,6 +5,7 @@ DoReMi (Xie et al., NeurIPS 2023), the excess loss max(l - l_ref, 0) is only for
 the weighted loss. There each token's excess is clipped; here each example's, or each group's mean (`excess_losses`).
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,12 +16,16 @@ from hf_cgd.arithmetic import is_on_host, moved
 from hf_cgd.data.columns import numbers_in
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.training_groups import is_stream
-from hf_cgd.models.outputs import num_outputs_of
+from hf_cgd.models.heads import head_of
+from hf_cgd.models.outputs import without_wrappers
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.robust_loss.excess import ExcessClip, require_finite
 from hf_cgd.trainer.config import GroupOptions
 
 Given = str | Mapping[str, float] | nn.Module
 """A column, a number for each group by name, or a model."""
+MAX_PADDING = 0.01
+"""Vocabularies of one tokenizer may differ by this share: they are padded for speed (those of Pythia: 0.8 %)."""
 
 
 class ReferenceLosses:
@@ -36,7 +41,8 @@ class ReferenceLosses:
 
     Raises:
         ValueError: numbers for other groups, a column without finite numbers, a model that is the trained one or
-            answers something else, or options that make other losses than the reference has.
+            answers something else (other classes, another vocabulary, another kind of head), or options that make
+            other losses than the reference has.
     """
 
     def __init__(
@@ -135,12 +141,28 @@ def _require_another_model(reference: nn.Module, model: nn.Module) -> None:
             "reference_losses is a model that shares trained parameters with the model: its losses would follow, and "
             "the excess stay at 0. Pass a copy from before (copy.deepcopy), or another model."
         )
-    own, theirs = num_outputs_of(model), num_outputs_of(reference)
-    if own is not None and theirs is not None and own != theirs:
+    head, other = head_of(model), head_of(reference)
+    if other.of_tokens and type(other) is not type(head):
         raise ValueError(
-            f"reference_losses is a model with {theirs} outputs, but the trained one has {own}: their losses cannot "
-            "be compared. Expected the same classes, or the same vocabulary."
+            f"reference_losses is a model for {other.name or 'whole examples'} "
+            f"({type(without_wrappers(reference)).__name__}), but the trained one is "
+            f"{type(without_wrappers(model)).__name__}: its scores answer another question. Expected a model with the "
+            "same kind of head."
         )
+    own, theirs = head.num_outputs(without_wrappers(model)), head.num_outputs(without_wrappers(reference))
+    if own is None or theirs is None or own == theirs:
+        return
+    if not head.predicts_vocabulary or abs(own - theirs) > MAX_PADDING * max(own, theirs):
+        raise ValueError(
+            f"reference_losses is a model with {theirs:,} outputs, but the trained one has {own:,}: their losses "
+            "cannot be compared. Expected the same classes, or the same vocabulary."
+        )
+    warnings.warn(
+        f"The vocabulary of the reference model has {theirs:,} words, that of the trained one {own:,}. Their losses "
+        "can be compared only if both have the same tokenizer, and one is merely padded further.",
+        GroupRobustWarning,
+        stacklevel=2,
+    )
 
 
 def _require_column(column: str, train_dataset: Any) -> None:

@@ -30,6 +30,7 @@ from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.robust_loss.state import LossState
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint, require_complete
 from hf_cgd.trainer.history import GroupLog
+from hf_cgd.whole_files import whole_file
 
 GROUP_TENSORS_FILE = "group_gradients.safetensors"
 """In a checkpoint, where running averages of group gradients are kept."""
@@ -155,10 +156,8 @@ def save_tensors(robust_loss: GroupRobustLoss, of_steps: LossState, folder: str,
     """
     tensors = robust_loss.state_tensors(of_steps)
     if tensors and is_main_process:
-        os.makedirs(folder, exist_ok=True)
-        unfinished = os.path.join(folder, f"{GROUP_TENSORS_FILE}.tmp")
-        save_file(tensors, unfinished)
-        os.replace(unfinished, os.path.join(folder, GROUP_TENSORS_FILE))
+        with whole_file(os.path.join(folder, GROUP_TENSORS_FILE)) as unfinished:
+            save_file(tensors, unfinished)
 
 
 def mark_incomplete(checkpoint: str | None) -> None:

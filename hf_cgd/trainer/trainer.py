@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers.trainer_utils import TrainOutput
 
 from hf_cgd.data.groups import GroupInfo
-from hf_cgd.metrics import GroupReport, is_interval
+from hf_cgd.metrics import is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
-from hf_cgd.metrics.diagnosis import GroupDiagnosis
 from hf_cgd.metrics.values import without_arrays
+from hf_cgd.models.example_losses import require_classes_to_smooth
 from hf_cgd.models.heads import ExampleHead, Head
 from hf_cgd.models.outputs import class_names_of
 from hf_cgd.objectives import Objective
@@ -20,7 +20,6 @@ from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.accumulation import AccumulatingTrainer
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
-from hf_cgd.trainer.diagnosis import STEPS, diagnose
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
@@ -30,6 +29,7 @@ from hf_cgd.trainer.history import GroupLog, condensed
 from hf_cgd.trainer.host_ids import HostIds
 from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.notebook import with_short_tables
+from hf_cgd.trainer.outcomes import OutcomesTrainer
 from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.reference_losses import Given, ReferenceLosses, column_of, reference_of
@@ -41,6 +41,7 @@ from hf_cgd.trainer.weights import WholeWeightsTrainer
 
 
 class GroupRobustTrainer(
+    OutcomesTrainer,
     PushingTrainer,
     EvaluatingTrainer,
     WholeWeightsTrainer,
@@ -114,59 +115,6 @@ class GroupRobustTrainer(
         bind_callbacks(self.callback_handler.callbacks, self)
         callbacks = self.callback_handler.callbacks
         self.callback_handler.callbacks = [TrackerPictures(self), *with_short_tables(callbacks)]
-
-    # ---- What users read --------------------------------------------------------------------------------------------
-
-    @property
-    def group_weights(self) -> Tensor | None:
-        """Current group weights [K], float64, summing to 1, in the order of `groups`; None under ERM."""
-        return self._weights()
-
-    @property
-    def group_interactions(self) -> Tensor | None:
-        """Mean cosines [K, K] between the groups' gradients over this run, NaN for two groups that never met.
-
-        None for objectives without gradients, and for more than 64 groups (see `GroupInteractions`).
-        """
-        loss = self.robust_loss
-        return None if loss is None or loss.interactions is None else loss.interactions.cosines
-
-    def mixture(self) -> dict[str, float]:
-        """Mean weight of each group over the optimizer steps so far, by name; they sum to 1.
-
-        As in DoReMi these are the proportions to draw the groups' examples in for another, larger run: give them to
-        `datasets.interleave_datasets(probabilities=...)`. Weights on group means and draws in their proportion have
-        the same expected loss. Raises a ValueError for an objective without group weights.
-        """
-        mean = None if self.robust_loss is None else self.robust_loss.mean_alpha
-        if self.groups is None or mean is None:
-            raise ValueError(
-                f"mixture() needs group weights: objective={self.group_objective.name!r} has none, or there are no "
-                "training groups. Use 'group_dro' or 'cgd' with a group_column."
-            )
-        return dict(zip(self.groups.names, (mean / mean.sum()).tolist(), strict=True))
-
-    def group_report(self, metric_key_prefix: str = "eval") -> GroupReport:
-        """The table of groups: training count, weight, and how each fares on the evaluation set.
-
-        Evaluates the model first if it has not been since it was last changed. `print` it, or use its `to_dict` and
-        `to_markdown`. With several evaluation sets, `metric_key_prefix` is "eval_<name>".
-
-        Raises:
-            ValueError: no metrics have that prefix.
-        """
-        is_evaluation = self.eval_dataset is not None and metric_key_prefix.split("_")[0] == "eval"
-        if is_evaluation and not self.group_evaluation.has(metric_key_prefix):
-            self.evaluate()
-        return self._report_of(metric_key_prefix)
-
-    def diagnose_groups(self, steps: int = STEPS) -> GroupDiagnosis:
-        """Losses, noise and agreement of the groups in so many training steps that change nothing; `print` it.
-
-        Call it after a short run: the numbers are those of the model as it is, with batches drawn as in training and
-        gradients over `gradient_layers`. Raises a ValueError without training groups, and with sharded parameters.
-        """
-        return diagnose(self, steps)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
@@ -376,6 +324,8 @@ class GroupRobustTrainer(
             self.group_objective, self._setup, self.accelerator, self._forward
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
+        if not self._has_own_loss:
+            require_classes_to_smooth(self._setup.labels.kind, self.args.label_smoothing_factor)
         self._reference: ReferenceLosses | None = None
         if objective is None:
             # A probe looks at the losses themselves.

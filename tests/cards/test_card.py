@@ -321,6 +321,18 @@ def test_limits_in_words() -> None:
     assert limits(RunRecord("m", reports={"validation": apart})) == limits(RunRecord("m", reports={"x": apart}))[-1:]
 
 
+def test_of_perplexities_the_worst_is_the_highest() -> None:
+    rows = [
+        GroupRow(name, count=500, others={"perplexity": value}, intervals={"perplexity": (value - 1, value + 1)})
+        for name, value in (("a", 20.0), ("b", 9.0), ("c", 14.0))
+    ]
+    report = GroupReport((*rows, GroupRow("d", count=500)), {"perplexity": 14.0}, "erm")
+    assert [row.name for row in report.ranked] == ["a", "c", "b", "d"]
+    assert "overlap" not in " ".join(limits(RunRecord("m", reports={"test": report})))
+    near = replace(report, rows=(rows[0], replace(rows[1], intervals={"perplexity": (8.0, 19.5)})))
+    assert "overlap: the gap may be chance" in " ".join(limits(RunRecord("m", reports={"test": near})))
+
+
 def test_only_evaluated_models_have_cards_too(tmp_path: Path) -> None:
     rows = (GroupRow("a", count=200, accuracy=0.8), GroupRow("b", count=200, accuracy=0.6))
     report = GroupReport(rows, {"accuracy": 0.7, "worst_group_accuracy": 0.6}, "")

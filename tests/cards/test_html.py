@@ -85,11 +85,21 @@ def test_it_loads_nothing_and_names_are_no_markup(page: Path) -> None:
     assert "<script>alert(1)</script>" in " ".join(read.words).replace("\n", " ")[:100_000]
 
 
+def test_of_many_groups_those_of_the_highest_perplexity_are_shown(tmp_path: Path) -> None:
+    rows = tuple(GroupRow(f"g{n}", count=200, others={"perplexity": 1.0 + n}) for n in range(100))
+    record = RunRecord("m", {"name": "erm"}, reports={"test": GroupReport((*rows, GroupRow("none")), {}, "erm")})
+    text = Page(html_report(record, tmp_path / "one.html").read_text()).text
+    assert text.rindex(" g99 ") < text.index(" g70 ")
+    assert text.index(" g70 ") < text.index("The other 71 groups") < text.index(" g69 ") < text.index(" g0 ")
+    assert text.index(" g0 ") < text.rindex(" none ")
+
+
 def test_many_groups_and_runs_without_weights(tmp_path: Path) -> None:
     rows = tuple(GroupRow(f"g{n}", count=200, accuracy=n / 100) for n in range(100))
     erm = RunRecord("erm", {"name": "erm", "knobs": {}}, reports={"test": GroupReport(rows, {"accuracy": 0.5}, "erm")})
     read = Page(html_report(erm, tmp_path / "one.html").read_text())
     assert f"The other {100 - SHOWN_GROUPS} groups" in read.text and "Weights of the groups" not in read.text
+    assert read.text.index(" g29 ") < read.text.index("The other 70 groups") < read.text.index(" g30 ")
     Page(html_report([erm, RunRecord("nothing")], tmp_path / "two.html").read_text())
     with pytest.raises(ValueError, match="at least one run"):
         html_report([], tmp_path / "none.html")

@@ -337,6 +337,30 @@ def test_a_comparison_that_was_stopped_goes_on_where_it_was(
     for file in files:
         assert (tmp_path / "parts" / file).read_text() == (tmp_path / "whole" / file).read_text(), file
 
+    # Finished runs that are asked for more: it is written, and nothing else is changed.
+    steps.clear()
+    parts, answers = tmp_path / "parts", "erm/predictions_validation.csv"
+    (parts / answers).unlink()
+    kept = ["erm/metrics.json", "erm/group_report.json", "erm/group_run.json", "cgd/predictions_validation.csv"]
+    before = {name: (parts / name).read_bytes() for name in kept}
+    with_pictures = [word for word in goes_on if word != "--no_pictures"]
+    code, _, error = run(*with_pictures, "true")
+    assert code == 0 and not steps, error
+    assert (parts / answers).read_text() == (tmp_path / "whole" / answers).read_text()
+    assert (parts / "cgd/pictures/group_weights.png").is_file()
+    assert "pictures/group_weights.png" in (parts / "cgd/README.md").read_text()
+    assert {name: (parts / name).read_bytes() for name in kept} == before
+    # Other weights than those of the report, or none: there are no answers to be had.
+    (parts / answers).unlink()
+    report = parts / "erm/group_report.json"
+    report.write_text(re.sub(r'"accuracy": [\d.]+', '"accuracy": 7.0', report.read_text()))
+    code, _, error = run(*goes_on, "true")
+    assert code == 2 and "the model or the data is another by now" in " ".join(error.split())
+    (parts / "erm/model.safetensors").unlink()
+    code, _, error = run(*goes_on, "true")
+    assert code == 2 and "its model is not there any more" in " ".join(error.split())
+    assert not (parts / answers).exists()
+
 
 def test_a_run_ends_with_where_things_are(run: Run, folder: Path, tmp_path: Path) -> None:
     words = ["--dataset", folder / "d.csv", "--model", folder / "model", "--group_column", "place", *QUICK]

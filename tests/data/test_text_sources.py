@@ -11,7 +11,7 @@ from hf_cgd.data.text_sources import SOURCE, demo_sources, held_out, read_source
 
 
 def test_files_folders_and_tables_are_sources(tmp_path: Path) -> None:
-    (tmp_path / "news.txt").write_text("one\n\ntwo\nthree\n", encoding="utf-8")
+    (tmp_path / "news.txt").write_bytes("one\n\ntwo\u2028more\r\nthree\n".encode())
     folder = tmp_path / "code" / "inner"
     folder.mkdir(parents=True)
     (folder / "b.py").write_text("x = 1\ny = 2\n", encoding="utf-8")
@@ -20,7 +20,7 @@ def test_files_folders_and_tables_are_sources(tmp_path: Path) -> None:
     table = write_jsonl(tmp_path / "chats.jsonl", {"said": ["hello", None, "bye"]})
     found = read_sources([f"news={tmp_path}/news.txt", f"code={tmp_path}/code", f"chats={table}"], "said")
     assert found == {
-        "news": ["one", "two", "three"],
+        "news": ["one", "two\u2028more", "three"],
         "code": ["größe = 3\n", "x = 1\ny = 2\n"],
         "chats": ["hello", "bye"],
     }

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import parameters_of, text_dataset
+from tiny import parameters_of, text_dataset, tiny_distilbert
 from torch import Tensor, nn
 
 from hf_cgd import CGD, GroupInfo, GroupRobustConfig, GroupRobustLoss, GroupRobustTrainer, GroupRobustWarning
-from hf_cgd.gradients import AutoEngine, PerGroupEngine
+from hf_cgd.gradients import AutoEngine, GradientEngine, PerGroupEngine, StaticShapesEngine, gradient_scope
 
 Build = Callable[..., GroupRobustTrainer]
 TWO = GroupInfo(["a", "b"], [5, 5])
@@ -93,6 +93,41 @@ def test_half_precision_is_close_to_single(engine: str, half: torch.dtype, insid
     assert (exact_alpha - 1 / 4).abs().max() > 0.05
     assert torch.allclose(alpha, exact_alpha, rtol=0, atol=5e-3)
     assert (gradients - exact).norm() < 2e-2 * exact.norm()
+
+
+def _engine_of(name: str, model: nn.Module, scope: list[nn.Parameter]) -> GradientEngine:
+    if name == "per_group":
+        return PerGroupEngine(scope)
+    return StaticShapesEngine(model, scope) if name == "static_shapes" else AutoEngine(model, scope, name)
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("engine", [*ENGINES, "static_shapes"])
+def test_a_network_that_is_kept_in_half_precision_is_close_to_single(engine: str, kept: torch.dtype) -> None:
+    """Its weights, those of its norms too, are in half precision, as after `from_pretrained(dtype=torch.bfloat16)`."""
+    rows, groups = text_dataset(32, groups=4).with_format("torch"), torch.arange(32) % 4
+    found = []
+    for dtype in (kept, torch.float32):
+        # The same numbers in both: those that half precision can hold.
+        model = tiny_distilbert().to(kept).to(dtype)
+        scope = list(gradient_scope(model, 3).values())
+        robust_loss = GroupRobustLoss(
+            CGD(step_size=2.0, exponent=0.0),
+            GroupInfo("abcd", [8] * 4),
+            scope,
+            engine=_engine_of(engine, model, scope),
+        )
+        with robust_loss.recording():
+            logits = model(input_ids=rows["input_ids"][:], attention_mask=rows["attention_mask"][:]).logits
+        robust_loss(F.cross_entropy(logits.float(), rows["labels"][:], reduction="none"), groups).backward()
+        assert robust_loss.alpha is not None
+        gradients = [
+            parameter.grad.flatten().float() for parameter in model.parameters() if parameter.grad is not None
+        ]
+        found.append((robust_loss.alpha, torch.cat(gradients)))
+    (alpha, own), (exact_alpha, exact) = found
+    assert torch.allclose(alpha, exact_alpha, rtol=0, atol=2e-2) and (exact_alpha - 1 / 4).abs().max() > 0.04
+    assert len(own) == len(exact) and (own - exact).norm() < 5e-2 * exact.norm()
 
 
 def test_statistics_are_not_formed_in_half_precision() -> None:

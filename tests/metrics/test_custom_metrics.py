@@ -9,7 +9,13 @@ import pytest
 from tiny import predicts_one_class, text_dataset, tiny_distilbert
 
 from hf_cgd import GroupMetric, GroupReport, GroupRobustConfig, GroupRobustTrainer
-from hf_cgd.metrics.custom_metrics import as_group_metrics, custom_group_metrics
+from hf_cgd.metrics.custom_metrics import (
+    as_group_metrics,
+    custom_group_metrics,
+    direction_of,
+    lower_is_better_by_name,
+)
+from hf_cgd.metrics.on_arrays import group_metrics
 from hf_cgd.monitors import GroupRobustWarning
 
 LABELS = np.array([1, 1, 0, 0, 1, 0, 1, 1])
@@ -130,3 +136,36 @@ def test_a_report_marks_all_groups_that_tie_for_the_worst() -> None:
     assert str(report).startswith("objective: cgd (weights after step 7)\n")
     without = GroupReport.from_metrics(metrics, "eval", ["a", "b", "c"], "erm", weights_step=7)
     assert str(without).startswith("objective: erm\n")
+
+
+def _mean(predictions: np.ndarray, labels: np.ndarray) -> float:
+    return float(labels.mean())
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"),
+    [("wer", True), ("my_cer", True), ("answer", False), ("soccer", False), ("log_loss", True), ("better", False)],
+)
+def test_error_rates_are_known_by_their_last_word(name: str, lower: bool) -> None:
+    assert lower_is_better_by_name(name) is lower
+    ids, labels = np.array([0, 0, 1, 1]), np.array([1, 1, 3, 3])
+    found = custom_group_metrics(as_group_metrics({name: _mean}), labels, labels, ids, ["a", "b"])
+    assert found[f"worst_group_{name}"] == (3.0 if lower else 1.0)
+
+
+def test_a_metric_whose_name_ends_in_that_of_another_has_its_own_direction() -> None:
+    metrics = as_group_metrics({"risk": GroupMetric(fpr, False), "no_risk": GroupMetric(fpr, True), "x_risk": fpr})
+    for prefix in ("", "eval_", "eval_worst_group_"):
+        assert [direction_of(prefix + name, metrics) for name in ("risk", "no_risk", "x_risk")] == [False, True, None]
+    assert direction_of("eval_group_no_risk/a_risk", metrics) is True
+    assert direction_of("eval_accuracy", metrics) is None
+
+
+def test_a_report_goes_by_the_declared_direction_whatever_the_name_says() -> None:
+    truth, answers, groups = np.array([1, 1, 0, 0]), np.array([1, 1, 0, 1]), ["a", "a", "b", "b"]
+    right = GroupMetric(lambda y, p: float((y == p).mean()), greater_is_better=True)
+    report = group_metrics(truth, answers, groups, metrics={"no_error": right})
+    assert report.overall["worst_group_no_error"] == 0.5
+    back = GroupReport.from_dict(json.loads(json.dumps(report.to_dict())))
+    for one in (report, back):
+        assert one.worst is not None and one.worst.name == "b" and [row.name for row in one.ranked] == ["b", "a"]

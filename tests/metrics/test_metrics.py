@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score
 
 from hf_cgd import GroupReport, GroupRobustWarning
 from hf_cgd.metrics import is_interval, lower_is_better, named_metrics, wilson_interval
-from hf_cgd.metrics.tables import markdown
+from hf_cgd.metrics.tables import latex, markdown, plain
 from hf_cgd.models.example_losses import MULTI_LABEL, REGRESSION
 
 
@@ -236,3 +236,12 @@ def test_a_markdown_table_can_be_read_back(rows: list[list[str]]) -> None:
     read = [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
     assert [read[0], *read[2:]] == rows
     assert len({len(line) for line in lines}) == 1, "columns are aligned"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\v", "\f", "\x85", "\u2028", "\n\n"])
+def test_a_cell_with_line_ends_stays_on_the_line_of_its_row(end: str) -> None:
+    rows = [["group", "loss"], [f"first{end}second", "1"], ["third", "2"]]
+    for table, lines in ((plain, 4), (markdown, 4), (latex, 8)):
+        found = table(rows).splitlines()
+        assert len(found) == lines, table.__name__
+        assert sum("first" in line and "second" in line and "1" in line for line in found) == 1

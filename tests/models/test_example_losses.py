@@ -51,6 +51,12 @@ def test_label_smoothing_is_that_of_the_trainer() -> None:
     )
 
 
+@pytest.mark.parametrize("problem_type", [MULTI_LABEL, REGRESSION])
+def test_label_smoothing_without_classes_is_refused(problem_type: str) -> None:
+    with pytest.raises(ValueError, match="has no such class"):
+        example_losses(torch.randn(4, 2), torch.ones(4, 2), problem_type, 0.1)
+
+
 def test_half_precision_logits_give_float32_losses() -> None:
     logits = torch.randn(4, 3, dtype=torch.bfloat16)
     losses = example_losses(logits, torch.tensor([0, 1, 2, 0]), CLASSIFICATION)

@@ -62,6 +62,24 @@ def test_accuracy_curves_of_a_regression_are_correlations() -> None:
     assert figure.axes[0].get_ylabel() == "group pearson" and figure.axes[0].get_ylim()[0] < -0.2
 
 
+def test_curves_of_a_language_model_are_perplexities_and_the_worst_is_the_highest() -> None:
+    log = evaluated({"land": [900.0, 30.0], "water": [800.0, 40.0]}, metric="perplexity")
+    # A log that lacks the worst group: it is found among the groups.
+    for entries in (log, [{k: v for k, v in entry.items() if "worst" not in k} for entry in log]):
+        curves = accuracy_curves(entries)
+        assert curves.metric == "perplexity" and curves.worst.tolist() == [900, 40]
+    axes = accuracies_figure({"CGD": [log]}).axes[0]
+    assert lines_of(axes)["worst group"] == [[50, 900], [100, 40]]
+    assert axes.get_ylabel() == "group perplexity" and axes.get_yscale() == "log"
+    # Where all is of one size, in every method, powers of ten would hide the differences.
+    near = evaluated({"land": [20.0, 18.0], "water": [24.0, 22.0]}, metric="perplexity")
+    assert accuracies_figure({"CGD": [near]}).axes[0].get_yscale() == "linear"
+    assert accuracies_figure({"ERM": [near], "CGD": [log]}).axes[0].get_yscale() == "log"
+    many = {f"g{number}": [9.0, 5.0] for number in range(60)} | {"g7": [9.0, 6.0]}
+    figure = accuracies_figure({"CGD": [evaluated(many, metric="perplexity")]})
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["worst group", "g7", "other groups"]
+
+
 @predicts_one_class
 def test_accuracy_curves_end_in_what_a_trainer_evaluates_at_the_end(trainer) -> None:
     run = trainer({"eval_strategy": "steps", "eval_steps": 1}, eval_dataset=text_dataset(64, seed=1))

@@ -130,7 +130,7 @@ def test_save_writes_png_and_vector_and_makes_the_folder(tmp_path) -> None:
         (lambda: accuracies_figure({"CGD": []}), "at least one run"),
         (
             lambda: accuracies_figure({"CGD": [history({"a": [1.0]})]}),
-            "no eval_group_accuracy/<name> .* eval_strategy",
+            "no eval_group_accuracy/<name>.* eval_strategy",
         ),
         (
             lambda: accuracies_figure({"CGD": [evaluated({"a": [0.5]}, prefix="eval_b")]}),

@@ -44,7 +44,7 @@ def evaluated(
         named = {name: value for name, value in zip(accuracies, row, strict=True) if value is not None}
         entries.append({"loss": 1.0, "group_loss/land": 0.4, "step": number * every})
         logged = {f"{prefix}_group_{metric}/{name}": value for name, value in named.items()}
-        logged[f"{prefix}_worst_group_{metric}"] = min(named.values())
+        logged[f"{prefix}_worst_group_{metric}"] = (max if metric == "perplexity" else min)(named.values())
         entries.append(logged | {f"{prefix}_loss": 1.0, "step": number * every})
     return [*entries, {"train_runtime": 1.0, "step": number * every}]
 

@@ -117,6 +117,18 @@ def test_many_groups_are_logged_as_extremes_and_saved_whole(trainer: Build) -> N
     assert [entry["step"] for entry in read_group_history(folder / HISTORY_FILE)] == [1, 2, 3, 4]
 
 
+def test_names_with_characters_that_may_end_a_line_are_read_back_and_kept(tmp_path: Path) -> None:
+    names = ["a\u2028b", "c\x85d", "e\u2029", "f\nf", "g\r\ng"]
+    history = GroupHistory(tmp_path, names, 0)
+    for step in (1, 2, 3):
+        history.append(step, {"group_weight": dict.fromkeys(names, step / 10)})
+    for resumed_at, steps in ((3, [1, 2, 3]), (2, [1, 2])):
+        GroupHistory(tmp_path, names, resumed_at)
+        assert read_group_history(tmp_path) == [
+            {"step": step} | {f"group_weight/{name}": step / 10 for name in names} for step in steps
+        ]
+
+
 def test_weights_are_written_however_rarely_a_run_logs(trainer: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_cgd.trainer.history.POINTS", 4)
     straight = trainer({"objective": "group_dro", "step_size": 0.5, "logging_steps": 500, "max_steps": 8})

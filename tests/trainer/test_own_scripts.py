@@ -105,6 +105,54 @@ def test_under_erm_a_subclass_trains_as_on_the_plain_trainer(
     assert own["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-6)
 
 
+class HasALoss(Strict):
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None) -> Any:
+        outputs = self.network(input_ids=input_ids, attention_mask=attention_mask)
+        outputs.loss = None if labels is None else F.cross_entropy(outputs.logits, labels, weight=CLASS_WEIGHTS)
+        return outputs
+
+
+@predicts_one_class
+@pytest.mark.filterwarnings("ignore:The model's own loss")
+@pytest.mark.parametrize(
+    ("part", "network", "source"),
+    [
+        (WeighsClasses, Strict, "Own.compute_loss"),
+        (AddsATerm, Strict, "Own.compute_loss"),
+        (StepsByItself, Strict, "Own.training_step"),
+        (type("Nothing", (), {}), HasALoss, "HasALoss.forward"),
+        (type("Nothing", (), {}), Strict, None),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_reports_and_cards_tell_whose_loss_erm_has_trained(
+    tmp_path: Path, part: type, network: type[nn.Module], source: str | None
+) -> None:
+    trainer, _ = run(tmp_path, part, GroupRobustTrainer, objective="erm", model=network)
+    told = trainer.group_report().objective
+    assert told == ("erm" if source is None else f"erm, loss by {source}")
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert ("It minimises the mean loss over all examples" in card) == (source is None)
+    assert (r"\sum_n \ell_n" in card) == (source is None)
+    assert source is None or f"It minimises the loss that `{source}` forms" in card
+
+
+@predicts_one_class
+def test_a_report_tells_that_losses_of_examples_are_the_users(tmp_path: Path) -> None:
+    def smooth(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return F.cross_entropy(outputs.logits, labels, reduction="none", label_smoothing=0.3)
+
+    args = GroupRobustConfig(str(tmp_path), group_column="group", objective="group_dro", **COMMON)
+    data = text_dataset(32)
+    trainer = GroupRobustTrainer(
+        model=Strict(), args=args, train_dataset=data, eval_dataset=data, compute_loss_func=smooth
+    )
+    assert trainer.group_report().objective == "group_dro, loss by compute_loss_func=smooth"
+    told = trainer.run_record().objective
+    assert told is not None and told["name"] == "group_dro" and told["own_loss"] == "compute_loss_func=smooth"
+
+
 @pytest.mark.parametrize("objective", ["group_dro", "cgd", "pgi", "irm"])
 @pytest.mark.parametrize("part", [WeighsClasses, StepsByItself], ids=lambda t: t.__name__)
 def test_a_loss_that_is_not_the_objectives_ends_the_run_before_its_first_step(

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as tf
 from datasets import Dataset
 from tiny import parameters_of, text_rows, tiny_distilbert, with_lora
 from tiny_tokens import tiny_model, token_dataset
 
 from hf_cgd import GroupDRO, GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.functional import group_dro_step
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.history import read_group_history
 
 Build = Callable[..., GroupRobustTrainer]
@@ -256,3 +258,40 @@ def test_a_collator_that_drops_the_column_is_named(trainer: Build) -> None:
     run = trainer(OPTIONS, train_dataset=rows(), reference_losses="expected_loss", data_collator=collate)
     with pytest.raises(ValueError, match=r"reference_losses='expected_loss': the batch does not hold"):
         run.train()
+
+
+def _gpt2(vocabulary: int) -> torch.nn.Module:
+    return tf.GPT2LMHeadModel(
+        tf.GPT2Config(vocab_size=vocabulary, n_embd=8, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=1)
+    )
+
+
+def _tagger(classes: int) -> torch.nn.Module:
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    return tf.BertForTokenClassification(tf.BertConfig(**sizes, vocab_size=48, num_labels=classes))
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "message"),
+    [
+        ("gpt2", lambda: _gpt2(49), "a model with 49 outputs, but the trained one has 48"),
+        ("gpt2", lambda: _gpt2(60), "a model with 60 outputs, but the trained one has 48"),
+        ("gpt2", lambda: tiny_model("masked"), "for masked_lm .BertForMaskedLM., but the trained one is GPT2LMHead"),
+        ("masked", lambda: tiny_model("llama"), "for causal_lm .LlamaForCausalLM., but the trained one is BertFor"),
+        ("tokens", lambda: _tagger(4), "a model with 4 outputs, but the trained one has 5"),
+    ],
+)
+def test_a_model_of_other_words_is_refused_before_the_first_step(
+    tmp_path: Path, name: str, reference: Callable[[], torch.nn.Module], message: str
+) -> None:
+    args = GroupRobustConfig(str(tmp_path), **OPTIONS, group_column="group", use_cpu=True, report_to=[])
+    with pytest.raises(ValueError, match=message):
+        GroupRobustTrainer(tiny_model(name), args, train_dataset=token_dataset(name), reference_losses=reference())
+
+
+def test_a_vocabulary_that_is_padded_further_is_only_told_of(tmp_path: Path) -> None:
+    """As Qwen2.5's are: 151,936 and 152,064 places for one tokenizer."""
+    args = GroupRobustConfig(str(tmp_path), **OPTIONS, group_column="group", use_cpu=True, report_to=[])
+    data = token_dataset("gpt2")
+    with pytest.warns(GroupRobustWarning, match="reference model has 608 words, that of the trained one 604"):
+        GroupRobustTrainer(_gpt2(604), args, train_dataset=data, reference_losses=_gpt2(608))

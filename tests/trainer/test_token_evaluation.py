@@ -10,6 +10,7 @@ import torch
 from tiny_tokens import COMMON, LONGEST, VOCABULARY, batch_of, tiny_model, token_dataset, token_rows
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+from hf_cgd.cards.pictures import figures_of
 
 
 def trainer_of(output: Path, name: str, **kwargs: Any) -> GroupRobustTrainer:
@@ -44,6 +45,21 @@ def test_perplexities_are_those_of_the_models_own_losses(tmp_path: Path, name: s
     report = trainer.group_report()
     assert report.metric == "perplexity" and report.worst is not None
     assert report.overall["worst_group_perplexity"] == report.worst.value("perplexity")
+
+
+def test_the_card_of_a_language_model_shows_perplexities_over_the_steps(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, "gpt2", options={"eval_strategy": "steps", "eval_steps": 2, "max_steps": 6})
+    trainer.train()
+    trainer.evaluate()
+    trainer.create_model_card()
+    assert (tmp_path / "pictures/group_perplexities_validation.png").is_file()
+    assert "(pictures/group_perplexities_validation.png)" in (tmp_path / "README.md").read_text(encoding="utf-8")
+    (axes,) = figures_of(trainer.run_record())["group_perplexities_validation"].axes
+    drawn = {line.get_label(): line.get_xydata() for line in axes.get_lines()}
+    logged = [entry for entry in trainer.state.log_history if "eval_loss" in entry][:3]
+    for group in "abc":
+        expected = [[entry["step"], entry[f"eval_group_perplexity/{group}"]] for entry in logged]
+        np.testing.assert_allclose(drawn[group], expected)
 
 
 def test_no_scores_are_kept_unless_somebody_asks_for_them(tmp_path: Path) -> None:

@@ -30,6 +30,24 @@ def test_erm_is_the_plain_trainer_bit_for_bit(config: Callable[..., GroupRobustC
     assert runs[0][1] == runs[1][1]
 
 
+@pytest.mark.parametrize("objective", ["erm", "group_dro", "cgd"])
+@pytest.mark.parametrize(
+    ("outputs", "labels", "declared", "kind"),
+    [
+        (1, [0.5] * 16, None, "regression"),
+        (2, [[1.0, 1.0], [0.0, 1.0]] * 8, None, "multi_label_classification"),
+        (2, [[1.0, 1.0], [0.0, 1.0]] * 8, "multi_label_classification", "multi_label_classification"),
+    ],
+)
+def test_smoothing_of_what_has_no_class_is_refused_before_the_first_step(
+    trainer: Build, objective: str, outputs: int, labels: list, declared: str | None, kind: str
+) -> None:
+    data = text_dataset().remove_columns("labels").add_column("labels", labels)
+    model = tiny_distilbert(outputs, problem_type=declared)
+    with pytest.raises(ValueError, match=f"label_smoothing_factor=0.1.*problem_type='{kind}'"):
+        trainer({"objective": objective, "label_smoothing_factor": 0.1}, model=model, train_dataset=data)
+
+
 def test_group_dro_without_steps_equals_erm_on_balanced_batches(trainer: Build) -> None:
     runs = []
     for objective, knobs in (

@@ -31,10 +31,12 @@ class LayerNormRule(LayerRule):
         inputs, gradient = order.sorted(call.inputs).to(dtype), order.sorted(gradient).to(dtype)
         _, mean, scale = torch.native_layer_norm(inputs, shape, None, None, module.eps)
         wanted = [False, "weight" in targets, "bias" in targets]
+        # A network that is kept in half precision has such weights; their values play no part.
+        own = [None if one is None else one.to(dtype) for one in (module.weight, module.bias)]
         for group, (start, end) in enumerate(order.bounds):
             part = slice(start, end)
             _, weight, bias = torch.ops.aten.native_layer_norm_backward(
-                gradient[part], inputs[part], shape, mean[part], scale[part], module.weight, module.bias, wanted
+                gradient[part], inputs[part], shape, mean[part], scale[part], *own, wanted
             )
             for name, found in (("weight", weight), ("bias", bias)):
                 if name in targets:
