@@ -22,6 +22,8 @@ class RowsWithGroups(torch.utils.data.Dataset):
     def __init__(self, dataset: Any, ids: Any) -> None:
         self.dataset = dataset
         self.ids = ids
+        # Rows that are made at each reading may be written into.
+        self._makes_rows = getattr(type(dataset), "__getitems__", None) is datasets.Dataset.__getitems__
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -32,8 +34,13 @@ class RowsWithGroups(torch.utils.data.Dataset):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """The rows of a batch, read together where the dataset can do so."""
         read = getattr(self.dataset, "__getitems__", None)
-        rows = read(indices) if callable(read) else [self.dataset[index] for index in indices]
-        return [_with_id(row, number) for row, number in zip(rows, self.ids[indices].tolist(), strict=True)]
+        rows: list[Any] = read(indices) if callable(read) else [self.dataset[index] for index in indices]
+        numbers = self.ids[indices].tolist()
+        if not self._makes_rows:
+            return [_with_id(row, number) for row, number in zip(rows, numbers, strict=True)]
+        for row, number in zip(rows, numbers, strict=True):
+            row[ROW_GROUP] = number
+        return rows
 
 
 def _with_id(row: Any, number: Any) -> Any:
