@@ -22,8 +22,8 @@ class RowsWithGroups(torch.utils.data.Dataset):
     def __init__(self, dataset: Any, ids: Any) -> None:
         self.dataset = dataset
         self.ids = ids
-        # Rows that are made at each reading may be written into.
-        self._makes_rows = getattr(type(dataset), "__getitems__", None) is datasets.Dataset.__getitems__
+        own = getattr(type(dataset), "__getitems__", None) is datasets.Dataset.__getitems__
+        self._is_table = own and reads_columns(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -33,14 +33,25 @@ class RowsWithGroups(torch.utils.data.Dataset):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """The rows of a batch, read together where the dataset can do so."""
-        read = getattr(self.dataset, "__getitems__", None)
-        rows: list[Any] = read(indices) if callable(read) else [self.dataset[index] for index in indices]
         numbers = self.ids[indices].tolist()
-        if not self._makes_rows:
-            return [_with_id(row, number) for row, number in zip(rows, numbers, strict=True)]
-        for row, number in zip(rows, numbers, strict=True):
-            row[ROW_GROUP] = number
-        return rows
+        if self._is_table:
+            rows = _rows_of(self.dataset, indices)
+            for row, number in zip(rows, numbers, strict=True):
+                row[ROW_GROUP] = number
+            return rows
+        read = getattr(self.dataset, "__getitems__", None)
+        rows = read(indices) if callable(read) else [self.dataset[index] for index in indices]
+        return [_with_id(row, number) for row, number in zip(rows, numbers, strict=True)]
+
+
+def _rows_of(dataset: datasets.Dataset, indices: list[int]) -> list[dict[str, Any]]:
+    """What `dataset.__getitems__` gives, in less than half of its time for rows that follow one another."""
+    first = int(indices[0])
+    follow = first >= 0 and indices == list(range(first, first + len(indices)))
+    read = dataset[first : first + len(indices)] if follow else dataset[indices]
+    # Arrays are taken apart at once, not entry by entry.
+    names, arrays = zip(*read.items(), strict=True)
+    return [dict(zip(names, values, strict=True)) for values in zip(*arrays, strict=True)]
 
 
 def _with_id(row: Any, number: Any) -> Any:

@@ -58,7 +58,7 @@ class ExampleResults(NamedTuple):
 class CollectedResults:
     """The results of an evaluation, batch by batch.
 
-    They do not go through the Trainer's loop: it copies all that it has so far with each batch.
+    They do not go through the Trainer's loop, which copies all that it has with each batch.
 
     Args:
         stride: batches after which what is on a device goes to the host; None: at the end.
@@ -66,31 +66,71 @@ class CollectedResults:
 
     def __init__(self, stride: int | None = None) -> None:
         self._stride = stride
-        self._batches: list[tuple[Tensor, ...]] = []
-        self._on_host = 0
+        self._num_batches = 0
+        self._rows: list[_GrowingRows] = []
+        self._on_host: list[_GrowingRows] = []
         self._arrays: ExampleResults | None = None
         self._is_taken = False
 
-    def add(self, results: tuple[Tensor, ...]) -> None:
+    def add(self, results: Sequence[Tensor]) -> None:
         """Add those of a batch (see `ExampleResults.packed`)."""
-        self._batches.append(results)
-        if self._stride is not None and len(self._batches) % self._stride == 0:
-            waiting = self._batches[self._on_host :]
-            self._batches[self._on_host :] = [tuple(part.cpu() for part in batch) for batch in waiting]
-            self._on_host = len(self._batches)
+        self._rows = _added(self._rows, results)
+        self._num_batches += 1
+        if self._stride is not None and self._num_batches % self._stride == 0:
+            self._move()
 
     def arrays(self) -> ExampleResults | None:
         """Those of all batches as arrays on the host; None where no batch had any."""
-        if self._batches:
-            kinds = zip(*self._batches, strict=True)
-            self._arrays = ExampleResults(*(_array(_of_one_width(parts)) for parts in kinds))
-            self._batches = []
+        self._move()
+        if self._on_host:
+            self._arrays = ExampleResults(*(_array(rows.tensor) for rows in self._on_host))
+            self._on_host = []
         return self._arrays
 
     def take(self) -> ExampleResults | None:
         """The same once: None afterwards."""
         is_taken, self._is_taken = self._is_taken, True
         return None if is_taken else self.arrays()
+
+    def _move(self) -> None:
+        if self._rows:
+            self._on_host = _added(self._on_host, [rows.tensor.cpu() for rows in self._rows])
+            self._rows = []
+
+
+class _GrowingRows:
+    """Rows of a tensor that grows, in one piece of memory.
+
+    Small tensors that were kept until the end would lie between the ones that the loop replaces by longer ones with
+    each batch: memory that is given back could then not be used for those.
+    """
+
+    def __init__(self, first: Tensor) -> None:
+        self._memory, self._size = first, len(first)
+
+    @property
+    def tensor(self) -> Tensor:
+        """All rows."""
+        return self._memory[: self._size]
+
+    def add(self, part: Tensor) -> None:
+        """Add rows. Of rows of other lengths, [B, L], the shorter ones are filled up by -100.
+
+        Raises:
+            ValueError: tensors of other shapes.
+        """
+        memory, part = _of_one_width(self._memory, part)
+        if memory.shape[1:] != part.shape[1:]:
+            raise ValueError(
+                f"Evaluation keeps results of shape {tuple(memory.shape[1:])} for each example, but a batch has "
+                f"{tuple(part.shape[1:])}. All batches must have labels and outputs of one kind."
+            )
+        start, end, kind = self._size, self._size + len(part), torch.promote_types(memory.dtype, part.dtype)
+        if end > len(memory) or kind != memory.dtype:
+            before, memory = memory, memory.new_empty((max(end, 2 * start), *memory.shape[1:]), dtype=kind)
+            memory[:start] = before[:start]
+        memory[start:end] = part
+        self._memory, self._size = memory, end
 
 
 class EvaluationMetrics:
@@ -122,15 +162,21 @@ class EvaluationMetrics:
         return own if results is None else {**self.metrics_of(results), **own}
 
 
-def _array(parts: Sequence[Tensor]) -> np.ndarray:
-    joined = torch.cat(list(parts))
+def _added(rows: list[_GrowingRows], results: Sequence[Tensor]) -> list[_GrowingRows]:
+    if not rows:
+        return [_GrowingRows(part) for part in results]
+    for known, part in zip(rows, results, strict=True):
+        known.add(part)
+    return rows
+
+
+def _array(values: Tensor) -> np.ndarray:
     # numpy knows no bfloat16.
-    return (joined.float() if joined.dtype == torch.bfloat16 else joined).cpu().numpy()
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def _of_one_width(parts: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Tensors [B, L] of rows of other lengths, filled up by -100; others as they are."""
-    widths = {part.shape[1] for part in parts if part.ndim == 2}
-    if len(widths) < 2:
-        return parts
-    return [F.pad(part, (0, max(widths) - part.shape[1]), value=IGNORED) for part in parts]
+def _of_one_width(*parts: Tensor) -> list[Tensor]:
+    if any(part.ndim != 2 for part in parts) or len({part.shape[1] for part in parts}) == 1:
+        return list(parts)
+    width = max(part.shape[1] for part in parts)
+    return [F.pad(part, (0, width - part.shape[1]), value=IGNORED) for part in parts]
