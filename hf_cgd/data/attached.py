@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import datasets
+import numpy as np
+import torch
 import torch.utils.data
 
 from hf_cgd.data.collator import ROW_GROUP
@@ -49,9 +51,14 @@ def _rows_of(dataset: datasets.Dataset, indices: list[int]) -> list[dict[str, An
     first = int(indices[0])
     follow = first >= 0 and indices == list(range(first, first + len(indices)))
     read = dataset[first : first + len(indices)] if follow else dataset[indices]
-    # Arrays are taken apart at once, not entry by entry.
-    names, arrays = zip(*read.items(), strict=True)
-    return [dict(zip(names, values, strict=True)) for values in zip(*arrays, strict=True)]
+    columns = {name: _entries(values) for name, values in read.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _entries(values: Any) -> Any:
+    """The entries of a column as `values[place]` gives them; of arrays all at once."""
+    at_once = isinstance(values, (list, np.ndarray, torch.Tensor))
+    return values if at_once else [values[place] for place in range(len(values))]
 
 
 def _with_id(row: Any, number: Any) -> Any:

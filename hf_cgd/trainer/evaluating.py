@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, has_length
 
 from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, names_of
@@ -85,7 +85,7 @@ class EvaluatingTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """See `Trainer.evaluation_loop`. The loss is the mean over examples or tokens, whatever the batch size."""
-        with self._steps_with_results() as collected:
+        with self._steps_with_results(getattr(dataloader, "dataset", None)) as collected:
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
@@ -98,9 +98,10 @@ class EvaluatingTrainer(Trainer):
         return output
 
     @contextmanager
-    def _steps_with_results(self) -> Iterator[CollectedResults]:
+    def _steps_with_results(self, dataset: Any) -> Iterator[CollectedResults]:
         """While a loop runs: the results of its steps, also of those of a subclass, are collected."""
-        outer, collected = self._collected, CollectedResults(self.args.eval_accumulation_steps)
+        expected = len(dataset) if has_length(dataset) else 0
+        outer, collected = self._collected, CollectedResults(self.args.eval_accumulation_steps, expected)
         own, before = self.prediction_step, self.__dict__.get("prediction_step")
 
         def step(

@@ -62,10 +62,11 @@ class CollectedResults:
 
     Args:
         stride: batches after which what is on a device goes to the host; None: at the end.
+        expected: so many examples are expected; 0: it is not known.
     """
 
-    def __init__(self, stride: int | None = None) -> None:
-        self._stride = stride
+    def __init__(self, stride: int | None = None, expected: int = 0) -> None:
+        self._stride, self._expected = stride, expected
         self._num_batches = 0
         self._rows: list[_GrowingRows] = []
         self._on_host: list[_GrowingRows] = []
@@ -74,7 +75,7 @@ class CollectedResults:
 
     def add(self, results: Sequence[Tensor]) -> None:
         """Add those of a batch (see `ExampleResults.packed`)."""
-        self._rows = _added(self._rows, results)
+        self._add(self._rows, results)
         self._num_batches += 1
         if self._stride is not None and self._num_batches % self._stride == 0:
             self._move()
@@ -94,8 +95,15 @@ class CollectedResults:
 
     def _move(self) -> None:
         if self._rows:
-            self._on_host = _added(self._on_host, [rows.tensor.cpu() for rows in self._rows])
+            self._add(self._on_host, [rows.tensor.cpu() for rows in self._rows])
             self._rows = []
+
+    def _add(self, known: list["_GrowingRows"], results: Sequence[Tensor]) -> None:
+        if not known:
+            known.extend(_GrowingRows(part, self._expected) for part in results)
+            return
+        for rows, part in zip(known, results, strict=True):
+            rows.add(part)
 
 
 class _GrowingRows:
@@ -103,10 +111,15 @@ class _GrowingRows:
 
     Small tensors that were kept until the end would lie between the ones that the loop replaces by longer ones with
     each batch: memory that is given back could then not be used for those.
+
+    Args:
+        first: rows.
+        expected: rows to make room for on the host, where memory is not taken before it is used.
     """
 
-    def __init__(self, first: Tensor) -> None:
+    def __init__(self, first: Tensor, expected: int) -> None:
         self._memory, self._size = first, len(first)
+        self._expected = expected if first.device.type == "cpu" else 0
 
     @property
     def tensor(self) -> Tensor:
@@ -127,7 +140,8 @@ class _GrowingRows:
             )
         start, end, kind = self._size, self._size + len(part), torch.promote_types(memory.dtype, part.dtype)
         if end > len(memory) or kind != memory.dtype:
-            before, memory = memory, memory.new_empty((max(end, 2 * start), *memory.shape[1:]), dtype=kind)
+            before, room = memory, max(end, 2 * start, self._expected)
+            memory = before.new_empty((room, *before.shape[1:]), dtype=kind)
             memory[:start] = before[:start]
         memory[start:end] = part
         self._memory, self._size = memory, end
@@ -160,14 +174,6 @@ class EvaluationMetrics:
             extra = {} if compute_result is None else {"compute_result": compute_result}
             own = self.user_metrics(prediction, **extra) or {}
         return own if results is None else {**self.metrics_of(results), **own}
-
-
-def _added(rows: list[_GrowingRows], results: Sequence[Tensor]) -> list[_GrowingRows]:
-    if not rows:
-        return [_GrowingRows(part) for part in results]
-    for known, part in zip(rows, results, strict=True):
-        known.add(part)
-    return rows
 
 
 def _array(values: Tensor) -> np.ndarray:
