@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/small_networks.py step           milliseconds of one `training_step`
     OMP_NUM_THREADS=1 python benchmarks/small_networks.py evaluate       `evaluate()` in times of the stock one
+    OMP_NUM_THREADS=1 python benchmarks/small_networks.py memory         peak memory of `evaluate()`, Linux only
     OMP_NUM_THREADS=1 python benchmarks/small_networks.py build          seconds to build a trainer
     OMP_NUM_THREADS=1 python benchmarks/small_networks.py collate        microseconds of one batch's collator
 
@@ -9,15 +10,18 @@ Process time on one thread, methods in turn; medians, with the lowest and highes
 """
 
 import argparse
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
 import transformers as tf
+from memory import forget_peak, resident
 from torch import Tensor, nn
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
@@ -30,10 +34,10 @@ FOLDER = "out/benchmark"
 class TwoLayers(nn.Module):
     """Two linear layers with a loss of its own, as the models of transformers have one."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: int = CLASSES) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, 32)
-        self.classifier = nn.Linear(32, CLASSES)
+        self.classifier = nn.Linear(32, classes)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         logits = self.classifier(self.first(x).relu())
@@ -64,12 +68,14 @@ def trainer_of(name: str, data: Any, **options: Any) -> tf.Trainer:
         "per_device_train_batch_size": BATCH, "per_device_eval_batch_size": 64,
     }  # fmt: skip
     arguments: dict[str, Any] = {"model": TwoLayers(), "train_dataset": data, **options}
+    columns = arguments.pop("columns", ["group"])
     if name == "stock":
-        return tf.Trainer(args=tf.TrainingArguments(**common, remove_unused_columns=True), **arguments)
-    columns = options.pop("columns", ["group"])
-    arguments.pop("columns", None)
-    args = GroupRobustConfig(**common, objective=name, group_column=columns)
-    return GroupRobustTrainer(args=args, **arguments)
+        trainer = tf.Trainer(args=tf.TrainingArguments(**common, remove_unused_columns=True), **arguments)
+    else:
+        args = GroupRobustConfig(**common, objective=name, group_column=columns)
+        trainer = GroupRobustTrainer(args=args, **arguments)
+    trainer.remove_callback(tf.PrinterCallback)
+    return trainer
 
 
 def in_turn(methods: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -124,12 +130,41 @@ def accuracy(prediction: Any) -> dict[str, float]:
 
 
 def evaluate(rounds: int, size: int = 100_000) -> None:
-    """`evaluate()`."""
+    """`evaluate()`, of rows that are tensors and of rows that are lists."""
+    for kind, data in {"tensors": rows(size).with_format("torch"), "lists": rows(size)}.items():
+        methods = {
+            name: trainer_of(name, None, eval_dataset=data, compute_metrics=accuracy).evaluate
+            for name in ("stock", "erm", "cgd")
+        }
+        print(kind)
+        table(in_turn(methods, rounds), "s", 1)
+
+
+def memory(rounds: int, size: int = 100_000) -> None:
+    """Growth of the resident set in one `evaluate()`, at its peak, MiB; a process for each figure."""
+    for classes in (CLASSES, 100):
+        found: dict[str, list[float]] = {name: [] for name in ("stock", "erm", "cgd")}
+        for _ in range(rounds):
+            for name, peaks in found.items():
+                context = multiprocessing.get_context("spawn")
+                with ProcessPoolExecutor(1, context) as process:
+                    peaks.append(process.submit(peak_of_evaluation, name, size, classes).result())
+        print(f"{classes} classes, scores of {size * classes * 4 / 2**20:.1f} MiB")
+        table(found, "MiB", 1)
+
+
+def peak_of_evaluation(name: str, size: int, classes: int) -> float:
+    """Growth of this process's resident set in the second of two evaluations, MiB."""
+    torch.set_num_threads(1)
+    tf.logging.set_verbosity_error()
     data = rows(size).with_format("torch")
-    methods = {
-        name: trainer_of(name, None, eval_dataset=data, compute_metrics=accuracy).evaluate for name in ("stock", "cgd")
-    }
-    table(in_turn(methods, rounds), "s", 1)
+    trainer = trainer_of(name, None, eval_dataset=data, compute_metrics=accuracy, model=TwoLayers(classes))
+    # Imports and caches are not counted.
+    trainer.evaluate(data.select(range(640)))
+    start = resident("VmRSS")
+    forget_peak()
+    trainer.evaluate()
+    return (resident("VmHWM") - start) / 1024
 
 
 def build(rounds: int, size: int = 500_000) -> None:
@@ -167,7 +202,7 @@ def collate(rounds: int) -> None:
 
 def main() -> None:
     """Reads the command line and measures."""
-    parts = {"step": step, "evaluate": evaluate, "build": build, "collate": collate}
+    parts = {"step": step, "evaluate": evaluate, "memory": memory, "build": build, "collate": collate}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=list(parts), choices=list(parts))
     parser.add_argument("--rounds", type=int, default=7)

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import transformers as tf
+from memory import forget_peak, resident
 from torch import Tensor, nn
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer, gradient_scope
@@ -253,24 +254,17 @@ def peak_memory(name: str, method: str | None, threads: int, queue: Any) -> None
     torch.set_num_threads(threads)
     steps = Steps(SETTINGS[name])
     step = steps.erm if method is None else steps.method(method)
-    start = _resident("VmRSS")
-    # A new process starts with its parent's peak.
-    Path("/proc/self/clear_refs").write_text("5")
+    start = resident("VmRSS")
+    forget_peak()
     step()
-    first = _resident("VmHWM")
+    first = resident("VmHWM")
     # What the first step took is given back.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
+    forget_peak()
     for _ in range(3):
         step()
-    queue.put(((first - start) / 1024, (_resident("VmHWM") - start) / 1024))
-
-
-def _resident(what: str) -> int:
-    """Resident set now (VmRSS) or at its peak (VmHWM), in KiB."""
-    status = Path("/proc/self/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith(what)))
+    queue.put(((first - start) / 1024, (resident("VmHWM") - start) / 1024))
 
 
 def measure_memory(name: str, method: str | None, threads: int) -> tuple[float, float]:

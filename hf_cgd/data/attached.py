@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import datasets
+import numpy as np
+import torch
 import torch.utils.data
 
 from hf_cgd.data.collator import ROW_GROUP
@@ -22,6 +24,8 @@ class RowsWithGroups(torch.utils.data.Dataset):
     def __init__(self, dataset: Any, ids: Any) -> None:
         self.dataset = dataset
         self.ids = ids
+        own = getattr(type(dataset), "__getitems__", None) is datasets.Dataset.__getitems__
+        self._is_table = own and reads_columns(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -31,9 +35,30 @@ class RowsWithGroups(torch.utils.data.Dataset):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         """The rows of a batch, read together where the dataset can do so."""
+        numbers = self.ids[indices].tolist()
+        if self._is_table:
+            rows = _rows_of(self.dataset, indices)
+            for row, number in zip(rows, numbers, strict=True):
+                row[ROW_GROUP] = number
+            return rows
         read = getattr(self.dataset, "__getitems__", None)
         rows = read(indices) if callable(read) else [self.dataset[index] for index in indices]
-        return [_with_id(row, number) for row, number in zip(rows, self.ids[indices].tolist(), strict=True)]
+        return [_with_id(row, number) for row, number in zip(rows, numbers, strict=True)]
+
+
+def _rows_of(dataset: datasets.Dataset, indices: list[int]) -> list[dict[str, Any]]:
+    """What `dataset.__getitems__` gives, in less than half of its time for rows that follow one another."""
+    first = int(indices[0])
+    follow = first >= 0 and indices == list(range(first, first + len(indices)))
+    read = dataset[first : first + len(indices)] if follow else dataset[indices]
+    columns = {name: _entries(values) for name, values in read.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _entries(values: Any) -> Any:
+    """The entries of a column as `values[place]` gives them; of arrays all at once."""
+    at_once = isinstance(values, (list, np.ndarray, torch.Tensor))
+    return values if at_once else [values[place] for place in range(len(values))]
 
 
 def _with_id(row: Any, number: Any) -> Any:

@@ -1,6 +1,7 @@
 """The collator that carries group ids from the dataset's columns into the batch."""
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -100,12 +101,17 @@ class GroupCollator:
         Raises:
             ValueError: an example without its group, a batch without rows, or one whose rows cannot be recognised.
         """
+        names = _names_of_all(features) if self._keeps_order else frozenset()
+        if ROW_GROUP in names and self._taken_out.isdisjoint(names - {ROW_GROUP}) and not self.in_group_order:
+            # Such a collator makes a tensor of the ids, too.
+            batch = self.collator(features)
+            batch[self.batch_key] = batch.pop(ROW_GROUP)
+            return batch
         ids = self._ids(features)
         if self.in_group_order:
             order = np.argsort(ids, kind="stable")
             ids, features = ids[order], [features[place] for place in order]
-        if self._keeps_order and ids.ndim == 1 and ids.min(initial=0) >= 0:
-            names = _names_of_all(features)
+        if names and ids.ndim == 1 and ids.min(initial=0) >= 0:
             kept = [name for name in names if name not in self._taken_out]
             if kept:
                 rows = (
@@ -204,12 +210,12 @@ def _name_of(collator: Any) -> str:
     return getattr(collator, "__name__", None) or type(collator).__name__
 
 
-def _names_of_all(features: list[Any]) -> Collection[str]:
-    """Names of the columns where all rows are dicts with the same ones; () elsewhere."""
+def _names_of_all(features: list[Any]) -> AbstractSet[str]:
+    """Names of the columns where all rows are dicts with the same ones; none elsewhere."""
     if not features or type(features[0]) is not dict:
-        return ()
+        return frozenset()
     names = features[0].keys()
-    return names if all(type(row) is dict and row.keys() == names for row in features) else ()
+    return names if all(type(row) is dict and row.keys() == names for row in features) else frozenset()
 
 
 class SubgroupCollator(GroupCollator):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_cgd.metrics.group_rows import rows_of_groups
 from hf_cgd.monitors import GroupRobustWarning
 
 PAIRS = (("predictions", "references"), ("y_pred", "y_true"), ("predictions", "labels"))
@@ -144,15 +145,13 @@ def custom_group_metrics(
         plain floats. What is not defined or not finite is left out, with one warning; the worst group is then the
         worst of those where it is defined.
     """
-    ids = np.asarray(group_ids)
-    members = ids.astype(bool) if ids.ndim == 2 else ids[:, None] == np.arange(len(group_names))[None, :]
+    members = rows_of_groups(np.asarray(group_ids), len(group_names))
     found: dict[str, float] = {}
     undefined: list[str] = []
     for name, metric in metrics.items():
         values = {name: metric(name, predictions, labels)} if len(labels) else {}
-        for k, group in enumerate(group_names):
-            rows = members[:, k]
-            if rows.any():
+        for group, rows in zip(group_names, members, strict=True):
+            if len(rows):
                 values[f"group_{name}/{group}"] = metric(name, predictions[rows], labels[rows])
         undefined += [key for key, value in values.items() if not np.isfinite(value)]
         values = {key: value for key, value in values.items() if np.isfinite(value)}

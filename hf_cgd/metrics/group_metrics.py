@@ -16,6 +16,7 @@ from scipy.stats import pearsonr
 
 from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
+from hf_cgd.metrics.group_rows import rows_of_groups
 from hf_cgd.metrics.intervals import wilson_interval
 from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning
@@ -124,19 +125,19 @@ def named_metrics(
         ValueError: arrays of different lengths.
     """
     predictions, labels = np.asarray(predictions), np.asarray(labels)
-    members = membership(np.asarray(group_ids), len(group_names))
-    lengths = {len(predictions), len(labels), len(members)} | ({len(losses)} if losses is not None else set())
+    group_ids = np.asarray(group_ids)
+    lengths = {len(predictions), len(labels), len(group_ids)} | ({len(losses)} if losses is not None else set())
     if len(lengths) > 1:
         raise ValueError(
             f"predictions, labels, group_ids and losses must have one entry per example, got lengths "
-            f"{len(predictions)}, {len(labels)}, {len(members)}, {'-' if losses is None else len(losses)}."
+            f"{len(predictions)}, {len(labels)}, {len(group_ids)}, {'-' if losses is None else len(losses)}."
         )
     if problem_type == CLASSIFICATION and labels.ndim == 1 and bool((labels == IGNORED).any()):
         labelled = labels != IGNORED
-        predictions, labels, members = predictions[labelled], labels[labelled], members[labelled]
+        predictions, labels, group_ids = predictions[labelled], labels[labelled], group_ids[labelled]
         losses = None if losses is None else losses[labelled]
-    counts = members.sum(axis=0)
-    present = {name: members[:, k] for k, name in enumerate(group_names) if counts[k] > 0}
+    members = rows_of_groups(group_ids, len(group_names))
+    present = {name: rows for name, rows in zip(group_names, members, strict=True) if len(rows)}
     warn_of_empty(group_names, present)
 
     metrics: dict[str, float] = {}
@@ -148,7 +149,7 @@ def named_metrics(
         group_losses = {name: float(np.mean(losses[rows])) for name, rows in present.items()}
         metrics |= {f"group_loss/{name}": loss for name, loss in group_losses.items()}
         metrics["worst_group_loss"] = max(group_losses.values(), key=lambda loss: (np.isnan(loss), loss))
-    metrics |= {f"group_count/{name}": int(rows.sum()) for name, rows in present.items()}
+    metrics |= {f"group_count/{name}": len(rows) for name, rows in present.items()}
 
     return require_finite(metrics)
 
@@ -166,13 +167,6 @@ def require_finite(metrics: dict[str, float]) -> dict[str, float]:
     if undefined:
         _warn(f"These metrics are not defined or not finite on this data and are left out: {undefined}.")
     return {name: value for name, value in metrics.items() if name not in undefined}
-
-
-def membership(group_ids: np.ndarray, num_groups: int) -> np.ndarray:
-    """Which examples are in which group, booleans [N, K], of ids [N] or of such a table."""
-    if group_ids.ndim == 2:
-        return group_ids.astype(bool)
-    return group_ids[:, None] == np.arange(num_groups)[None, :]
 
 
 def _accuracy_metrics(
@@ -196,7 +190,7 @@ def _accuracy_metrics(
     if train_counts and all(name in accuracies for name in train_counts):
         metrics["adjusted_accuracy"] = float(np.average(list(accuracies.values()), weights=list(shares.values())))
     for name, rows in present.items():
-        low, high = wilson_interval(int(correct[rows].sum()), int(rows.sum()))
+        low, high = wilson_interval(int(correct[rows].sum()), len(rows))
         metrics[f"group_accuracy/{name}"] = accuracies[name]
         metrics[f"{LOWER_BOUND}{name}"] = low
         metrics[f"{UPPER_BOUND}{name}"] = high

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
-from hf_cgd.metrics.group_metrics import membership, require_finite, warn_of_empty
+from hf_cgd.metrics.group_metrics import require_finite, warn_of_empty
+from hf_cgd.metrics.group_rows import rows_of_groups
 from hf_cgd.metrics.intervals import bootstrap_interval
 
 RESAMPLES = 200
@@ -62,12 +63,11 @@ def token_metrics(
         plain floats by the names above. A group without examples is left out, and so is a number that is not finite.
     """
     kept = np.asarray(token_counts) > 0
-    members = membership(np.asarray(group_ids), len(group_names))[kept]
+    members = rows_of_groups(np.asarray(group_ids)[kept], len(group_names))
     losses, counts, sums, right = (
         np.asarray(part)[kept].astype(np.float64) for part in (losses, token_counts, token_losses, tokens_right)
     )
-    sizes = members.sum(axis=0)
-    present = {name: np.flatnonzero(members[:, k]) for k, name in enumerate(group_names) if sizes[k] > 0}
+    present = {name: rows for name, rows in zip(group_names, members, strict=True) if len(rows)}
     warn_of_empty(group_names, present)
     measures: dict[str, Callable[[np.ndarray], float]] = {
         "perplexity": lambda rows: _exp(_ratio(sums[rows], counts[rows])),

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, has_length
 
+from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, names_of
 from hf_cgd.metrics.group_metrics import collapse_beside, is_group_metric, lower_is_better, metric_names
 from hf_cgd.metrics.names import require_known_metric
@@ -21,7 +22,7 @@ from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.evaluation import GroupEvaluation
-from hf_cgd.trainer.example_results import EvaluationMetrics, ExampleResults, on_plain_labels
+from hf_cgd.trainer.example_results import CollectedResults, EvaluationMetrics, ExampleResults
 from hf_cgd.trainer.forward import GroupForward
 from hf_cgd.trainer.group_setup import GroupSetup
 
@@ -35,16 +36,15 @@ class SeenBatch(NamedTuple):
 
 
 class EvaluatingTrainer(Trainer):
-    """A `Trainer` whose evaluations report every group.
-
-    `compute_metrics` and `preprocess_logits_for_metrics` may be assigned at any time; they see plain labels.
-    """
+    """A `Trainer` whose evaluations report every group. `compute_metrics` may be assigned at any time."""
 
     group_objective: Objective
     group_evaluation: GroupEvaluation
     _setup: GroupSetup
     _forward: GroupForward
     _seen: SeenBatch | None = None
+    _collected: CollectedResults | None = None
+    """Of the evaluation in progress."""
     _own_metrics: dict[str, GroupMetric]
 
     @property
@@ -62,17 +62,8 @@ class EvaluatingTrainer(Trainer):
         self._metrics = (
             own
             if isinstance(own, EvaluationMetrics)
-            else EvaluationMetrics(self._group_metrics, own, self._given_labels)
+            else EvaluationMetrics(self._group_metrics, self._take_results, own)
         )
-
-    @property
-    def preprocess_logits_for_metrics(self) -> Callable[[Any, Any], Any] | None:
-        """The user's function."""
-        return self._preprocess
-
-    @preprocess_logits_for_metrics.setter
-    def preprocess_logits_for_metrics(self, own: Callable[[Any, Any], Any] | None) -> None:
-        self._preprocess = on_plain_labels(own, self._given_labels)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
@@ -94,21 +85,23 @@ class EvaluatingTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """See `Trainer.evaluation_loop`. The loss is the mean over examples or tokens, whatever the batch size."""
-        with self._steps_with_results():
+        with self._steps_with_results(getattr(dataloader, "dataset", None)) as collected:
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
         keeps_loss = self._forward.trains_own_loss or self._has_own_loss
         wanted = self.args.metric_for_best_model
         by_tokens = self._forward.by_tokens
-        output = self.group_evaluation.finish(
-            output, metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens
+        self.group_evaluation.finish(
+            output, collected.arrays(), metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens
         )
-        return output._replace(label_ids=self._given_labels(output.label_ids))
+        return output
 
     @contextmanager
-    def _steps_with_results(self) -> Iterator[None]:
-        """While a loop runs: a step, also that of a subclass, hands it `ExampleResults` in the place of the labels."""
+    def _steps_with_results(self, dataset: Any) -> Iterator[CollectedResults]:
+        """While a loop runs: the results of its steps, also of those of a subclass, are collected."""
+        expected = len(dataset) if has_length(dataset) else 0
+        outer, collected = self._collected, CollectedResults(self.args.eval_accumulation_steps, expected)
         own, before = self.prediction_step, self.__dict__.get("prediction_step")
 
         def step(
@@ -127,7 +120,7 @@ class EvaluatingTrainer(Trainer):
                 plain, scores = head.joined(labels), head.scores_of(logits)
                 seen = SeenBatch(self._forward.losses(scores, plain, self._network), scores, plain)
             answers = self._forward.predictions(seen.scores, seen.labels, self._network)
-            results = ExampleResults(seen.labels, self._prepare_input(group_ids), seen.losses.detach(), answers)
+            results = ExampleResults(seen.labels, group_ids, seen.losses.detach(), answers)
             if isinstance(head, TokenHead):
                 with torch.no_grad():
                     sums = head.token_losses(seen.scores, seen.labels).sum(dim=1)
@@ -135,24 +128,35 @@ class EvaluatingTrainer(Trainer):
                 results = results._replace(token_counts=counts, token_losses=sums, tokens_right=right)
                 if head.predicts_vocabulary and not self._wants_scores:
                     logits = answers
-            return loss, logits, results.packed()
+            collected.add(self._of_all_processes(results.packed()))
+            return loss, logits, labels
 
         self.prediction_step = step  # type: ignore[method-assign]
+        self._collected = collected
         try:
-            yield
+            yield collected
         finally:
+            self._collected = outer
             if before is None:
                 del self.prediction_step
             else:
                 self.prediction_step = before  # type: ignore[method-assign]
 
+    def _of_all_processes(self, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Results of a batch, with those of the other processes and without repeated rows, as the loop has labels."""
+        alone = self.accelerator.num_processes == 1
+        if alone and not self.accelerator.gradient_state.end_of_dataloader:
+            return results
+        padded = self.accelerator.pad_across_processes(self._prepare_input(results), dim=1, pad_index=IGNORED)
+        return tuple(self.gather_function(part) for part in padded)
+
+    def _take_results(self) -> ExampleResults | None:
+        return None if self._collected is None else self._collected.take()
+
     @property
     def _wants_scores(self) -> bool:
         """Whether the user has a function that is to see the network's own scores."""
-        return self._preprocess is not None or self._metrics.user_metrics is not None
-
-    def _given_labels(self, labels: Any) -> Any:
-        return self._forward.head.as_given(labels)
+        return self.preprocess_logits_for_metrics is not None or self._metrics.user_metrics is not None
 
     def _group_metrics(self, results: ExampleResults) -> dict[str, float]:
         names, counts, rate = self._setup.evaluation.names, self._setup.counts_of_evaluated, self.args.learning_rate
@@ -165,11 +169,10 @@ class EvaluatingTrainer(Trainer):
         ours = self.group_evaluation.metrics_of(results, names, counts, self.group_objective, rate, by_tokens, scores)
         if not self._own_metrics:
             return ours
-        kept = results.numpy()
-        rows = kept.labelled
-        labels = self._forward.head.aligned(kept.labels, kept.predictions)[rows]
+        rows = results.labelled
+        labels = self._forward.head.aligned(results.labels, results.predictions)[rows]
         return ours | custom_group_metrics(
-            self._own_metrics, kept.predictions[rows], labels, kept.group_ids[rows], names
+            self._own_metrics, results.predictions[rows], labels, results.group_ids[rows], names
         )
 
     def _determine_best_metric(self, metrics: dict[str, Any], trial: Any) -> bool:

@@ -17,7 +17,7 @@ from hf_cgd.metrics.values import as_json
 from hf_cgd.models.example_losses import CLASSIFICATION, NO_ANSWER, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning, warn_if_one_class
 from hf_cgd.objectives import Objective
-from hf_cgd.trainer.example_results import ExampleResults, unpack_labels
+from hf_cgd.trainer.example_results import ExampleResults
 from hf_cgd.whole_files import write_whole
 
 METRICS_FILE = "metrics.json"
@@ -125,18 +125,20 @@ class GroupEvaluation:
     def finish(
         self,
         output: EvalLoopOutput,
+        results: ExampleResults | None,
         prefix: str,
         step: int,
         keeps_loss: bool = False,
         wanted: str | None = None,
         by_tokens: bool = False,
-    ) -> EvalLoopOutput:
-        """What an evaluation loop returns: with plain labels, and with the mean loss over the examples.
+    ) -> None:
+        """Put the mean loss over the examples into the metrics of an evaluation loop, whose own is one over batches.
 
-        (The Trainer's is a mean over batches.) Nothing is changed where no groups are known.
+        Nothing is changed where no groups are known.
 
         Args:
             output: that of the Trainer's loop.
+            results: of all examples, None where no groups are known.
             prefix: that of the metrics.
             step: the optimizer step of the model.
             keeps_loss: whether the loss is the model's or a subclass's own, and stays what the Trainer made of it.
@@ -147,12 +149,11 @@ class GroupEvaluation:
         self._steps[prefix] = step
         broken, self._is_broken = self._is_broken, False
         self._broken.discard(prefix)
-        results, labels = unpack_labels(output.label_ids)
         assert output.metrics is not None
         if broken:
             self._broken.add(prefix)
         if results is None:
-            return output
+            return
         labelled = results.labelled
         losses = results.losses[labelled]
         if len(losses) and np.isfinite(losses).all() and not keeps_loss:
@@ -163,7 +164,6 @@ class GroupEvaluation:
             kind = own_name(name.removeprefix(f"{prefix}_"))
             if kind in MAY_BE_UNDEFINED:
                 output.metrics[name] = float("nan")
-        return output._replace(label_ids=labels)
 
     def may_be_best(self, metrics: Mapping[str, Any], wanted: str) -> bool:
         """Whether a model with these metrics may be the best by `metric_for_best_model`.

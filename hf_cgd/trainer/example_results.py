@@ -1,9 +1,12 @@
-"""What evaluation keeps of each example, and how it travels through the Trainer's loop beside the user's labels."""
+"""What evaluation keeps of each example, and how it is collected beside the Trainer's loop."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 from transformers import EvalPrediction
 
 from hf_cgd.data.training_groups import IGNORED
@@ -11,7 +14,7 @@ from hf_cgd.models.example_losses import NO_ANSWER
 
 
 class ExampleResults(NamedTuple):
-    """What evaluation keeps of each example; travels through the loop in the place of the labels.
+    """What evaluation keeps of each example: tensors of a batch, or arrays of all examples.
 
     Of models of tokens a few numbers are kept of each example in place of scores, which are as wide as a vocabulary:
     the number of tokens with a label, the sum of their losses (without label smoothing), and how many are right.
@@ -26,12 +29,8 @@ class ExampleResults(NamedTuple):
     tokens_right: Any = None
 
     def packed(self) -> tuple[Any, ...]:
-        """What there is, for the loop, which takes nothing that is None."""
+        """What there is, without what is None."""
         return tuple(part for part in self if part is not None)
-
-    def numpy(self) -> "ExampleResults":
-        """The same as arrays on the CPU."""
-        return ExampleResults(*(np.asarray(part.cpu() if hasattr(part, "cpu") else part) for part in self.packed()))
 
     @property
     def labelled(self) -> np.ndarray:
@@ -56,78 +55,134 @@ class ExampleResults(NamedTuple):
         return self._replace(predictions=np.where(np.isnan(scores), NO_ANSWER, scores > 0).astype(np.int64))
 
 
-SIZES = (4, len(ExampleResults._fields))
-"""How many values there are of whole examples, and with those of tokens."""
+class CollectedResults:
+    """The results of an evaluation, batch by batch.
+
+    They do not go through the Trainer's loop, which copies all that it has with each batch.
+
+    Args:
+        stride: batches after which what is on a device goes to the host; None: at the end.
+        expected: so many examples are expected; 0: it is not known.
+    """
+
+    def __init__(self, stride: int | None = None, expected: int = 0) -> None:
+        self._stride, self._expected = stride, expected
+        self._num_batches = 0
+        self._rows: list[_GrowingRows] = []
+        self._on_host: list[_GrowingRows] = []
+        self._arrays: ExampleResults | None = None
+        self._is_taken = False
+
+    def add(self, results: Sequence[Tensor]) -> None:
+        """Add those of a batch (see `ExampleResults.packed`)."""
+        self._add(self._rows, results)
+        self._num_batches += 1
+        if self._stride is not None and self._num_batches % self._stride == 0:
+            self._move()
+
+    def arrays(self) -> ExampleResults | None:
+        """Those of all batches as arrays on the host; None where no batch had any."""
+        self._move()
+        if self._on_host:
+            self._arrays = ExampleResults(*(_array(rows.tensor) for rows in self._on_host))
+            self._on_host = []
+        return self._arrays
+
+    def take(self) -> ExampleResults | None:
+        """The same once: None afterwards."""
+        is_taken, self._is_taken = self._is_taken, True
+        return None if is_taken else self.arrays()
+
+    def _move(self) -> None:
+        if self._rows:
+            self._add(self._on_host, [rows.tensor.cpu() for rows in self._rows])
+            self._rows = []
+
+    def _add(self, known: list["_GrowingRows"], results: Sequence[Tensor]) -> None:
+        if not known:
+            known.extend(_GrowingRows(part, self._expected) for part in results)
+            return
+        for rows, part in zip(known, results, strict=True):
+            rows.add(part)
+
+
+class _GrowingRows:
+    """Rows of a tensor that grows, in one piece of memory.
+
+    Small tensors that were kept until the end would lie between the ones that the loop replaces by longer ones with
+    each batch: memory that is given back could then not be used for those.
+
+    Args:
+        first: rows.
+        expected: rows to make room for on the host, where memory is not taken before it is used.
+    """
+
+    def __init__(self, first: Tensor, expected: int) -> None:
+        self._memory, self._size = first, len(first)
+        self._expected = expected if first.device.type == "cpu" else 0
+
+    @property
+    def tensor(self) -> Tensor:
+        """All rows."""
+        return self._memory[: self._size]
+
+    def add(self, part: Tensor) -> None:
+        """Add rows. Of rows of other lengths, [B, L], the shorter ones are filled up by -100.
+
+        Raises:
+            ValueError: tensors of other shapes.
+        """
+        memory, part = _of_one_width(self._memory, part)
+        if memory.shape[1:] != part.shape[1:]:
+            raise ValueError(
+                f"Evaluation keeps results of shape {tuple(memory.shape[1:])} for each example, but a batch has "
+                f"{tuple(part.shape[1:])}. All batches must have labels and outputs of one kind."
+            )
+        start, end, kind = self._size, self._size + len(part), torch.promote_types(memory.dtype, part.dtype)
+        if end > len(memory) or kind != memory.dtype:
+            before, room = memory, max(end, 2 * start, self._expected)
+            memory = before.new_empty((room, *before.shape[1:]), dtype=kind)
+            memory[:start] = before[:start]
+        memory[start:end] = part
+        self._memory, self._size = memory, end
 
 
 class EvaluationMetrics:
-    """The `compute_metrics` of a `GroupRobustTrainer`: group metrics, and the user's own on plain labels.
+    """The `compute_metrics` of a `GroupRobustTrainer`: group metrics, and the user's own.
 
     Args:
         metrics_of: group metrics of the collected results.
+        take_results: what has been collected in the loop that calls; None for nothing, or where it has been taken.
         user_metrics: the user's `compute_metrics` or None. Where it returns a name of ours, its value is kept.
-        as_given: labels as the user knows them, of those in the results.
     """
 
     def __init__(
         self,
         metrics_of: Callable[[ExampleResults], dict[str, float]],
+        take_results: Callable[[], ExampleResults | None],
         user_metrics: Callable[..., dict[str, Any]] | None,
-        as_given: Callable[[Any], Any] = lambda labels: labels,
     ) -> None:
         self.metrics_of = metrics_of
-        self.as_given = as_given
+        self.take_results = take_results
         self.user_metrics = user_metrics
-        self._batches: list[ExampleResults] = []
 
     def __call__(self, prediction: EvalPrediction, compute_result: bool | None = None) -> dict[str, Any]:
         """All metrics; `compute_result` is given under `batch_eval_metrics`, where batches come one by one."""
-        results, labels = unpack_labels(prediction.label_ids)
-        if results is not None:
-            self._batches.append(results)
+        results = None if compute_result is False else self.take_results()
         own: dict[str, Any] = {}
         if self.user_metrics is not None:
-            given = labels if results is None else self.as_given(labels)
-            plain = EvalPrediction(prediction.predictions, given, prediction.inputs, prediction.losses)
             extra = {} if compute_result is None else {"compute_result": compute_result}
-            own = self.user_metrics(plain, **extra) or {}
-        if compute_result is False:
-            return own
-        batches, self._batches = self._batches, []
-        return {**self.metrics_of(concatenate(batches)), **own} if batches else own
+            own = self.user_metrics(prediction, **extra) or {}
+        return own if results is None else {**self.metrics_of(results), **own}
 
 
-def on_plain_labels(
-    preprocess: Callable[[Any, Any], Any] | None, as_given: Callable[[Any], Any] = lambda labels: labels
-) -> Callable[[Any, Any], Any] | None:
-    """The user's `preprocess_logits_for_metrics`, called with the labels as they were given; None for none."""
-    if preprocess is None:
-        return None
-    return lambda logits, labels: preprocess(logits, as_given(labels[0]) if isinstance(labels, tuple) else labels)
+def _array(values: Tensor) -> np.ndarray:
+    # numpy knows no bfloat16.
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
 
-def unpack_labels(label_ids: Any) -> tuple[ExampleResults | None, Any]:
-    """Our results in what the evaluation loop hands on as labels, and the plain labels without them.
-
-    `label_ids` is a tuple of arrays, or a list of these, one per batch, without `eval_do_concat_batches`.
-    """
-    if isinstance(label_ids, list) and label_ids and isinstance(label_ids[0], tuple):
-        batches = [ExampleResults(*batch).numpy() for batch in label_ids]
-        return concatenate(batches), [batch[0] for batch in label_ids]
-    if isinstance(label_ids, tuple) and len(label_ids) in SIZES:
-        return ExampleResults(*label_ids).numpy(), label_ids[0]
-    return None, label_ids
-
-
-def concatenate(batches: list[ExampleResults]) -> ExampleResults:
-    """One set of results out of those of several batches."""
-    parts = zip(*(batch.packed() for batch in batches), strict=True)
-    return ExampleResults(*(np.concatenate(_of_one_width(part)) for part in parts))
-
-
-def _of_one_width(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Arrays [B, L] of rows of other lengths, filled up by -100; others as they are."""
-    widths = {part.shape[1] for part in parts if part.ndim == 2}
-    if len(widths) < 2:
+def _of_one_width(*parts: Tensor) -> list[Tensor]:
+    if any(part.ndim != 2 for part in parts) or len({part.shape[1] for part in parts}) == 1:
         return list(parts)
-    return [np.pad(part, ((0, 0), (0, max(widths) - part.shape[1])), constant_values=IGNORED) for part in parts]
+    width = max(part.shape[1] for part in parts)
+    return [F.pad(part, (0, width - part.shape[1]), value=IGNORED) for part in parts]

@@ -29,6 +29,8 @@ class GroupDataTrainer(Trainer):
     _own_collator: Any = None
     """The user's collator, while `data_collator` is the one that keeps group ids."""
     _asked_for_sampler = False
+    _columns_are_removed = False
+    """Whether the rows of the loader that is being built hold none but those that are needed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -107,8 +109,16 @@ class GroupDataTrainer(Trainer):
             if rows is dataset and not is_training and self.args.train_sampling_strategy != "group_by_length":
                 # (Lengths are a column, which the parent reads of a data set.)
                 rows = self._setup.without_group_columns(dataset, self._remove_unused_columns, self._own_collator)
-            dataset = rows
-            return super()._get_dataloader(dataset, *args, **kwargs)
+                self._columns_are_removed = rows is not dataset
+            try:
+                return super()._get_dataloader(rows, *args, **kwargs)
+            finally:
+                self._columns_are_removed = False
+
+    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
+        if self._columns_are_removed:
+            return data_collator
+        return super()._get_collator_with_removed_columns(data_collator, description)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         self._asked_for_sampler = True

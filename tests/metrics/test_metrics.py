@@ -13,6 +13,7 @@ from sklearn.metrics import accuracy_score
 
 from hf_cgd import GroupReport, GroupRobustWarning
 from hf_cgd.metrics import is_interval, lower_is_better, named_metrics, wilson_interval
+from hf_cgd.metrics.group_rows import rows_of_groups
 from hf_cgd.metrics.tables import latex, markdown, plain
 from hf_cgd.models.example_losses import MULTI_LABEL, REGRESSION
 
@@ -48,6 +49,15 @@ def test_by_hand() -> None:
             "group_count/sea": 2,
         }
     )
+
+
+@given(st.lists(st.integers(-1, 5), max_size=30))
+def test_rows_of_groups_are_those_that_masks_choose(ids: list[int]) -> None:
+    group_ids = np.asarray(ids, dtype=np.int64)
+    masks = group_ids[:, None] == np.arange(4)
+    for given_as in (group_ids, masks, masks.astype(int)):
+        found = rows_of_groups(given_as, 4)
+        assert [rows.tolist() for rows in found] == [np.flatnonzero(mask).tolist() for mask in masks.T]
 
 
 def test_average_weighted_by_training_shares() -> None:

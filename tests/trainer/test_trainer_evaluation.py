@@ -13,6 +13,7 @@ from tiny import predicts_one_class, text_dataset, tiny_distilbert
 from transformers import EarlyStoppingCallback, EvalPrediction
 
 from hf_cgd import GroupRobustTrainer, GroupRobustWarning
+from hf_cgd.trainer.example_results import CollectedResults
 
 pytestmark = predicts_one_class
 
@@ -119,15 +120,50 @@ def test_metrics_batch_by_batch(trainer: Build) -> None:
     run = trainer({"batch_eval_metrics": True}, eval_dataset=text_dataset(15), compute_metrics=compute_metrics)
     metrics = stable(run.evaluate())
     assert metrics.pop("eval_rows") == 15
-    # The loop keeps no per-example losses in this mode, so its own mean over batches stands.
-    for name in plain.keys() - {"eval_loss"}:
-        assert metrics[name] == pytest.approx(plain[name])
+    # The loss as well, although the last batch is smaller.
+    assert metrics == pytest.approx(plain)
 
 
 def test_metrics_of_batches_that_are_not_joined(trainer: Build) -> None:
     plain = stable(trainer(eval_dataset=text_dataset(15)).evaluate())
     run = trainer({"eval_do_concat_batches": False}, eval_dataset=text_dataset(15))
     assert stable(run.evaluate()) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(("stride", "expected_size"), [(None, 0), (None, 5), (2, 100)])
+def test_collected_results_are_those_of_all_batches(stride: int | None, expected_size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes, widths = (3, 4, 1, 4, 2), (2, 5, 5, 1, 3)
+    batches = [
+        (torch.rand(size, generator=generator), torch.randint(9, (size, width), generator=generator))
+        for size, width in zip(sizes, widths, strict=True)
+    ]
+    collected = CollectedResults(stride, expected_size)
+    for losses, labels in batches:
+        ids, answers = torch.arange(len(losses)), torch.ones(len(losses), dtype=torch.int32)
+        collected.add((labels, ids, losses.bfloat16() if stride else losses, answers))
+    results = collected.take()
+    assert results is not None and collected.take() is None and collected.arrays() is results
+    expected = np.full((sum(sizes), max(widths)), -100)
+    row = 0
+    for _, labels in batches:
+        expected[row : row + len(labels), : labels.shape[1]] = labels
+        row += len(labels)
+    np.testing.assert_array_equal(results.labels, expected)
+    np.testing.assert_array_equal(results.group_ids, np.concatenate([np.arange(size) for size in sizes]))
+    np.testing.assert_allclose(
+        results.losses, torch.cat([losses for losses, _ in batches]), rtol=1e-2 if stride else 0
+    )
+    assert results.predictions.dtype == np.int32 and results.token_counts is None
+
+
+def test_collected_results_take_the_wider_type_and_no_other_shape() -> None:
+    collected = CollectedResults()
+    collected.add([torch.tensor([1, 2])])
+    collected.add([torch.tensor([0.5])])
+    with pytest.raises(ValueError, match=r"keeps results of shape \(\) for each example, but a batch has \(3,\)"):
+        collected.add([torch.ones(2, 3)])
+    assert collected._rows[0].tensor.tolist() == [1, 2, 0.5]
 
 
 def test_predict_returns_plain_labels_and_prefixed_metrics(trainer: Build) -> None:

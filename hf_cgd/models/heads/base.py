@@ -56,10 +56,6 @@ class Head(ABC):
         """What `labels_in` gives, out of labels as the `Trainer`'s evaluation hands them on."""
         return labels[0] if isinstance(labels, (tuple, list)) else labels
 
-    def as_given(self, labels: Any) -> Any:
-        """Inverse of `joined`: labels as the user's metrics know them."""
-        return labels
-
     def completed(self, inputs: dict[str, Any], labels: Tensor, network: nn.Module) -> dict[str, Any]:
         """The inputs without labels, with what the network would have made of labels."""
         return inputs

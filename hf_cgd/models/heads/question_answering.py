@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,12 +42,6 @@ class QuestionAnsweringHead(TokenHead):
         if isinstance(labels, (tuple, list)):
             return torch.stack([part.reshape(-1) for part in labels], dim=1)
         return labels
-
-    def as_given(self, labels: Any) -> Any:
-        """See `Head.as_given`: a pair of [N]."""
-        if isinstance(labels, list):
-            return [self.as_given(part) for part in labels]
-        return tuple(labels[:, place] for place in range(2)) if isinstance(labels, (Tensor, np.ndarray)) else labels
 
     def scores_of(self, outputs: Any, after_loss: bool = False) -> Tensor:
         """See `Head.scores_of`: those of the first and of the last token, [B, 2, L].
