@@ -234,7 +234,7 @@ class GroupRobustTrainer(
         trains = model.training and torch.is_grad_enabled()
         robust_loss = self.robust_loss if trains else None
         group_ids = None if robust_loss is None else self._ids_of(beside, labels)
-        if not self._own_loss.is_settled and (self._uses_parent_loss or not (trains and self.group_objective.plain_mean)):
+        if self._uses_parent_loss or not (trains and self.group_objective.plain_mean):
             self._examine(inputs)
         if robust_loss is not None:
             self._batches_left -= 1
@@ -312,8 +312,10 @@ class GroupRobustTrainer(
 
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
+        if self._own_loss.is_settled or not self._example_weights.leave_the_mean:
+            return
         labels = self._head.labels_in(inputs, self.label_names)
-        if self._own_loss.is_settled or labels is None or not self._example_weights.leave_the_mean:
+        if labels is None:
             return
         if self.accelerator.distributed_type not in EXAMINED:
             self._forward.leave_unexamined(self._network, self.compute_loss_func)

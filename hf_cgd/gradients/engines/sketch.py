@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
+from hf_cgd.gradients.gram import gram_matrix
 from hf_cgd.gradients.verification import largest_error
 
 SKETCH_SIZE = 32
@@ -57,14 +58,18 @@ class SketchEngine(SinglePassEngine):
 
     def sketch(self, row: Tensor) -> Tensor:
         """Sketch [S] of a gradient [P]."""
-        pieces = []
-        for parameter in self.parameters:
-            piece = row[slice(*self.places[id(parameter)])]
-            if id(parameter) in self._projections:
-                left, right = (matrix.to(row) for matrix in self._projections[id(parameter)])
-                piece = (left @ piece.view(parameter.shape[0], -1) @ right).flatten()
-            pieces.append(piece)
-        return torch.cat(pieces)
+        pieces = [row[slice(*self.places[id(parameter)])] for parameter in self.parameters]
+        return torch.cat([self.in_row(place, piece) for place, piece in enumerate(pieces)])
+
+    def in_row(self, place: int, gradient: Tensor) -> Tensor:
+        """See `FastEngine.in_row`."""
+        parameter = self.parameters[place]
+        projections = self._projections.get(id(parameter))
+        if projections is None:
+            return gradient.flatten()
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        left, right = (matrix.to(gradient) for matrix in projections)
+        return (left @ gradient.view(parameter.shape[0], -1) @ right).flatten()
 
     def gradients_of(self, step: BackwardPass) -> GroupGradients:
         """See `SinglePassEngine.gradients_of`."""
@@ -111,6 +116,12 @@ class _SketchGradients(GroupGradients):
     def _form_rows(self) -> Tensor:
         with torch.no_grad():
             return self._engine.sketches_of(self._step)
+
+    def exact_gram(self) -> Tensor:
+        with torch.no_grad():
+            if self._engine.shares_parameters:
+                return gram_matrix(self._engine.rows_of(self._step))
+            return self._engine.gram_by_module(self._step, True)[0]
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
         return self._step.scalar(loss, coefficients, self._engine.kept_whole(self.rows))
