@@ -130,6 +130,7 @@ class StepCheck:
                 of_rows = weighted_sum(rows, weights)
                 del rows
                 gram = found.gram()
+                exact_gram = found.exact_gram() if engine.forms_sketches else None
                 coefficients = self._of_examples(weights)
                 weighted = (coefficients * self._losses).sum()
                 # Before the memory of those of the step is taken.
@@ -152,8 +153,8 @@ class StepCheck:
         tolerance = tolerance_of(engine.computed_in or self._losses.dtype)
         cosine_error = float((cosine_gram(products) - cosine_gram(gram)).abs().max())
         note = ""
-        if engine.forms_sketches:
-            away = cosine_gram(found.exact_gram()) - cosine_gram(gram)
+        if exact_gram is not None:
+            away = cosine_gram(exact_gram) - cosine_gram(gram)
             note = f", its cosines by {away.square().mean().sqrt():.1e} rms"
         pieces = of_rows.split([part.numel() for part in compared[len(expected) :]])
         differences = _differences(compared, [*of_step, *pieces])

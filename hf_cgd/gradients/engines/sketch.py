@@ -16,6 +16,7 @@ from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
 from hf_cgd.gradients.gram import gram_matrix
+from hf_cgd.gradients.layers.base import ReusedMemory
 from hf_cgd.gradients.verification import largest_error
 
 SKETCH_SIZE = 32
@@ -38,7 +39,7 @@ class SketchEngine(SinglePassEngine):
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], size: int = SKETCH_SIZE, seed: int = 0
     ) -> None:
-        super().__init__(model, parameters)
+        super().__init__(model, parameters, memory_budget=0)
         self._projections: dict[int, tuple[Tensor, Tensor]] = {}
         self._sketch_places: dict[int, tuple[int, int]] = {}
         start = 0
@@ -95,6 +96,15 @@ class SketchEngine(SinglePassEngine):
                 call.rule.form_gradients(call, gradients, step.order, targets)
         return sketches
 
+    def exact_gram(self, step: BackwardPass) -> Tensor:
+        """Inner products [G, G] of the gradients themselves, in memory for one module at a time that is given back."""
+        if self.shares_parameters:
+            gram = gram_matrix(self.rows_of(step))
+        else:
+            gram, _ = self.gram_by_module(step, True)
+        self._row_memory = ReusedMemory()
+        return gram
+
     def kept_whole(self, sketches: Tensor) -> dict[int, Tensor]:
         """The gradients [G, numel], by id of the parameter, that stand in the sketches as they are."""
         return {
@@ -119,9 +129,7 @@ class _SketchGradients(GroupGradients):
 
     def exact_gram(self) -> Tensor:
         with torch.no_grad():
-            if self._engine.shares_parameters:
-                return gram_matrix(self._engine.rows_of(self._step))
-            return self._engine.gram_by_module(self._step, True)[0]
+            return self._engine.exact_gram(self._step)
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
         return self._step.scalar(loss, coefficients, self._engine.kept_whole(self.rows))
