@@ -1,12 +1,12 @@
-"""What a step of CGD costs beside one of ERM when several processes train together (DDP over gloo on CPUs).
+"""What a step of CGD costs beside the stock Trainer's when several processes train together (DDP over gloo on CPUs).
 
     python benchmarks/ddp_step.py                                    two processes, DistilBERT-base, 16 x 64 each
     python benchmarks/ddp_step.py --processes 4 --model minilm --pairs 5 --groups 4 64
 
-A step is forward, backward with DDP's reduction, and all that the objective exchanges; no optimizer. CGD and ERM take
-turns within one run of the processes, pair by pair, and the ratio of a pair is that of the slower process. "noise" is
-ERM against itself. "sent" is what one process gives to the collectives of hf_cgd in a step (DDP's own reduction of
-all gradients not included), as counted and as the formula of docs/scaling.md says.
+A step is forward, backward with DDP's reduction, and all that the objective exchanges; no optimizer. Each method and
+the stock Trainer take turns within one run of the processes, pair by pair, and the ratio of a pair is that of the
+slower process. "noise" is the stock step against itself. "sent" is what one process gives to the collectives of hf_cgd
+in a step (DDP's own reduction of all gradients not included), as counted and as the formula of docs/scaling.md says.
 """
 
 import argparse
@@ -27,6 +27,7 @@ from torch import nn
 
 import hf_cgd.distributed.communication
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+from hf_cgd.robust_loss.estimators import GramEstimator
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "distilbert": lambda: tf.DistilBertForSequenceClassification(tf.DistilBertConfig()),
@@ -35,7 +36,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
 }
 METHODS: dict[str, dict[str, Any]] = {
-    "noise": {"objective": "erm"},
+    "noise": {},
+    "erm": {"objective": "erm"},
     "group_dro": {"objective": "group_dro"},
     "cgd": {"objective": "cgd", "gradient_engine": "single_pass"},
     "cgd sketch": {"objective": "cgd", "gradient_engine": "sketch"},
@@ -66,12 +68,15 @@ class Counted:
 
 
 def training_step(model: nn.Module, options: argparse.Namespace, groups: int, knobs: dict[str, Any]) -> Any:
-    """A function that runs one training step of a method, and its trainer."""
+    """A function that runs one training step of a method, or of the stock Trainer for no `knobs`, and its trainer."""
     rows = [{"labels": 0, "input_ids": [0], "group": group} for group in range(groups)]
-    args = GroupRobustConfig(
-        "out/benchmark", group_column=["group"], use_cpu=True, report_to="none", min_group_size=1, **knobs
-    )
-    trainer = GroupRobustTrainer(model=model, args=args, train_dataset=rows)
+    common: dict[str, Any] = {"output_dir": "out/benchmark", "use_cpu": True, "report_to": "none"}
+    trainer: tf.Trainer
+    if knobs:
+        args = GroupRobustConfig(group_column=["group"], min_group_size=1, **common, **knobs)
+        trainer = GroupRobustTrainer(model=model, args=args, train_dataset=rows)
+    else:
+        trainer = tf.Trainer(model, tf.TrainingArguments(**common))
     trainer.create_optimizer()
     trainer.current_gradient_accumulation_steps = 1
     wrapped = trainer.accelerator.prepare(model)
@@ -81,8 +86,9 @@ def training_step(model: nn.Module, options: argparse.Namespace, groups: int, kn
         "input_ids": torch.randint(1000, 20000, shape, generator=generator),
         "attention_mask": torch.ones(shape, dtype=torch.long),
         "labels": torch.randint(0, 2, (options.batch,), generator=generator),
-        "group": (torch.arange(options.batch) + trainer.args.process_index * options.batch) % groups,
     }
+    if knobs:
+        batch["group"] = (torch.arange(options.batch) + trainer.args.process_index * options.batch) % groups
 
     def step() -> None:
         model.zero_grad()
@@ -101,27 +107,27 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     for groups in options.groups:
         torch.manual_seed(SEED)
         model = MODELS[options.model]().train()
-        erm, _ = training_step(model, options, groups, METHODS["noise"])
+        stock, _ = training_step(model, options, groups, {})
         for name in options.methods:
             step, trainer = training_step(model, options, groups, METHODS[name])
-            seconds: dict[str, list[float]] = {"erm": [], name: []}
+            seconds: dict[str, list[float]] = {"stock": [], name: []}
             for _ in range(2):
-                erm()
+                stock()
                 step()
             before = counted.sent
             step()
             sent = counted.sent - before
             for place in range(options.pairs):
-                turn = [("erm", erm), (name, step)]
+                turn = [("stock", stock), (name, step)]
                 for key, run in turn if place % 2 else reversed(turn):
                     dist.barrier()
                     start = time.perf_counter()
                     run()
                     seconds[key].append(slowest(time.perf_counter() - start))
-            pairs = [ours / theirs for ours, theirs in zip(seconds[name], seconds["erm"], strict=True)]
+            pairs = [ours / theirs for ours, theirs in zip(seconds[name], seconds["stock"], strict=True)]
             results[f"{name} K={groups}"] = {
                 "median": statistics.median(pairs), "low": min(pairs), "high": max(pairs),
-                "erm_seconds": statistics.median(seconds["erm"]), "seconds": statistics.median(seconds[name]),
+                "stock_seconds": statistics.median(seconds["stock"]), "seconds": statistics.median(seconds[name]),
                 "sent": sent, "formula": formula(trainer, groups, options),
             }  # fmt: skip
     return results
@@ -133,9 +139,11 @@ def slowest(seconds: float) -> float:
     return times.item()
 
 
-def formula(trainer: GroupRobustTrainer, groups: int, options: argparse.Namespace) -> int:
+def formula(trainer: tf.Trainer, groups: int, options: argparse.Namespace) -> int:
     """Bytes of a step: counts, losses and inner products in float64, rows of gradients (or sketches) in float32."""
     processes = dist.get_world_size()
+    if not isinstance(trainer, GroupRobustTrainer):
+        return 0
     robust_loss = trainer.robust_loss
     assert robust_loss is not None
     if not robust_loss.objective.has_weights:
@@ -143,7 +151,9 @@ def formula(trainer: GroupRobustTrainer, groups: int, options: argparse.Namespac
     present = min(groups, options.batch * processes)
     if not robust_loss.objective.needs_gradients:
         return 8 * 2 * groups
-    width = -(-robust_loss._row_size // processes)
+    estimator = robust_loss._estimator
+    assert isinstance(estimator, GramEstimator)
+    width = -(-estimator.pooled_rows.row_size // processes)
     return 8 * (2 * groups + present**2) + 4 * present * processes * width
 
 
@@ -166,12 +176,11 @@ def main() -> None:
     results = measure(options)
     if dist.get_rank() == 0:
         print(f"{options.processes} processes, {options.model}, {options.batch} x {options.tokens} each")
-        print(
-            f"{'method':22} {'median':>7} {'low':>6} {'high':>6} {'ERM s':>7} {'s':>7} {'sent MiB':>9} {'formula':>9}"
-        )
+        titles = f"{'method':22} {'median':>7} {'low':>6} {'high':>6} {'stock s':>7} {'s':>7}"
+        print(f"{titles} {'sent MiB':>9} {'formula':>9}")
         for name, entry in results.items():
             numbers = f"{entry['median']:7.3f} {entry['low']:6.3f} {entry['high']:6.3f}"
-            times = f"{entry['erm_seconds']:7.3f} {entry['seconds']:7.3f}"
+            times = f"{entry['stock_seconds']:7.3f} {entry['seconds']:7.3f}"
             print(f"{name:22} {numbers} {times} {entry['sent'] / 2**20:9.3f} {entry['formula'] / 2**20:9.3f}")
         path = Path(options.output)
         path.parent.mkdir(parents=True, exist_ok=True)

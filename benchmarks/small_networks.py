@@ -1,6 +1,6 @@
 """What small networks, evaluation and set-up cost, where the work beside the network is all that counts.
 
-    OMP_NUM_THREADS=1 python benchmarks/small_networks.py step           milliseconds of one `training_step`
+    OMP_NUM_THREADS=1 python benchmarks/small_networks.py step           milliseconds of one step
     OMP_NUM_THREADS=1 python benchmarks/small_networks.py evaluate       `evaluate()` in times of the stock one
     OMP_NUM_THREADS=1 python benchmarks/small_networks.py memory         peak memory of `evaluate()`, Linux only
     OMP_NUM_THREADS=1 python benchmarks/small_networks.py build          seconds to build a trainer
@@ -103,7 +103,7 @@ def table(times: dict[str, list[float]], unit: str, factor: float) -> None:
 
 
 def step(rounds: int) -> None:
-    """`training_step`, 100 calls at a time."""
+    """A step as the training loop takes it, `get_batch_samples` and `training_step`, 100 at a time."""
     data = rows(256)
     batch = {"x": torch.randn(BATCH, FEATURES), "labels": torch.randint(CLASSES, (BATCH,))}
     group_ids = (torch.arange(BATCH) % GROUPS).sort().values
@@ -118,7 +118,8 @@ def step(rounds: int) -> None:
         def steps(trainer: Any = trainer, inputs: Any = inputs) -> None:
             for _ in range(100):
                 trainer.model.zero_grad()
-                trainer.training_step(trainer.model, dict(inputs))
+                batches, count = trainer.get_batch_samples(iter([dict(inputs)]), 1, torch.device("cpu"))
+                trainer.training_step(trainer.model, batches[0], count)
 
         methods[name] = steps
     table(in_turn(methods, rounds), "ms", 10)

@@ -167,7 +167,7 @@ def cgd_exponents(
     else:
         cosines = consensus_cosines(gram, self_products, present)
     scaled = losses**exponent
-    interactions = scaled[:, None] * scaled[None, :] * cosines
+    interactions = torch.outer(scaled, scaled) * cosines
     return _sum_over_present(interactions, present)
 
 

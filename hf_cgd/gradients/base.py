@@ -54,6 +54,10 @@ class GroupGradients:
         """Inner products [G, G] of the rows: float64 on the CPU; where no value may be read, on their device."""
         return inner_products(self.rows, reads_values)
 
+    def exact_gram(self) -> Tensor:
+        """Inner products [G, G] of the gradients themselves, also where the rows are sketches; float64 on the CPU."""
+        return self.gram()
+
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
         """What to call `backward()` on for the gradient of sum_n coefficients_n l_n, whose value is `loss`.
 
@@ -123,6 +127,10 @@ class FastEngine(GradientEngine):
     def computed_in(self) -> torch.dtype | None:
         """The least precise type that the scope was computed in; None where that is the type of the losses."""
         return None
+
+    def in_row(self, place: int, gradient: Tensor) -> Tensor:
+        """How the gradient of parameter number `place` stands in a row: [numel], or a sketch."""
+        return gradient.flatten()
 
     @abstractmethod
     def group_gradients(

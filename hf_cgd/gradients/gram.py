@@ -25,8 +25,7 @@ def gram_matrix(rows: Tensor) -> Tensor:
     zeros.
     """
     gram = _by_tiles(rows, torch.float64).cpu()
-    squares = gram.diagonal().numpy(force=True)
-    if squares.min() > LEAST_SQUARE and squares.max() < GREATEST_SQUARE:
+    if all(LEAST_SQUARE < square < GREATEST_SQUARE for square in gram.diagonal().tolist()):
         return gram
     largest = torch.linalg.vector_norm(rows, ord=float("inf"), dim=1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1.0)

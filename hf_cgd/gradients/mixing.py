@@ -28,14 +28,17 @@ def require_independent_examples(losses: Tensor, calls: Sequence[LayerCall], cut
     probed = torch.zeros(batch, device=losses.device, dtype=losses.dtype)
     probed[1 : max(batch - 1, 2)] = 1
     starts, seeds = [losses], [probed]
-    for call in calls:
-        for edge, tensor in call.differentiable_inputs:
-            if tensor.ndim and len(tensor) == batch and not hasattr(edge.node, "variable"):
-                starts.append(edge)  # type: ignore[arg-type]
-                # Not constant, since norms have no gradient in that direction.
-                waves = torch.arange(tensor[0].numel(), device=tensor.device, dtype=torch.float32).sin().add(0.1)
-                chosen = probed.to(tensor).view([-1] + [1] * (tensor.ndim - 1))
-                seeds.append(chosen * (SEED * waves).to(tensor.dtype).view(tensor[0].shape))
+    # Once for what several modules take in, as attention's do: each seed is as large as the activation.
+    inputs = {
+        (edge.node, edge.output_nr): (edge, tensor) for call in calls for edge, tensor in call.differentiable_inputs
+    }
+    for edge, tensor in inputs.values():
+        if tensor.ndim and len(tensor) == batch and not hasattr(edge.node, "variable"):
+            starts.append(edge)  # type: ignore[arg-type]
+            # Not constant, since norms have no gradient in that direction.
+            waves = torch.arange(tensor[0].numel(), device=tensor.device, dtype=torch.float32).sin().add(0.1)
+            chosen = probed.to(tensor).view([-1] + [1] * (tensor.ndim - 1))
+            seeds.append(chosen * (SEED * waves).to(tensor.dtype).view(tensor[0].shape))
     ends = [edge for call in calls for edge in call.outputs]
     ends += [] if cut is None else [cut.tensor]  # type: ignore[list-item]
     found = torch.autograd.grad(starts, ends, seeds, retain_graph=True, allow_unused=True)

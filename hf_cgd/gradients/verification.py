@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_cgd.functional import cosine_gram
 from hf_cgd.gradients.autograd import flatten, unflatten, weighted_sum
-from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.gram import inner_products
 from hf_cgd.gradients.structure import LossGraph
 
@@ -43,7 +43,7 @@ def largest_error(
             key biases), which differ by their own size; None for nothing.
     """
     largest = _largest_entries(expected)
-    differences = _largest_entries([one - other for one, other in zip(expected, actual, strict=True)])
+    differences = _differences(expected, actual)
     floors = allowances or [0.0] * len(largest)
     return max(
         difference / max(own + floor, 1e-300)
@@ -59,12 +59,12 @@ def row_error(
 
 
 def _differences(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> list[float]:
-    """Largest difference of each gradient, of as many as there are in both."""
-    return _largest_entries([one - other for one, other in zip(expected, actual, strict=False)])
+    """Largest difference of each gradient."""
+    return _largest_entries(one - other for one, other in zip(expected, actual, strict=True))
 
 
-def _largest_entries(tensors: Sequence[Tensor]) -> list[float]:
-    # Read at once: a device is waited for each time.
+def _largest_entries(tensors: Iterable[Tensor]) -> list[float]:
+    # Read at once, as a device is waited for each time; and one after the other in memory.
     return torch.stack([tensor.abs().max().double() for tensor in tensors]).tolist()
 
 
@@ -94,24 +94,18 @@ class StepCheck:
     whatever the number of groups: the groups' losses are summed with coefficients of which no two are alike and under
     which all groups' gradients are of one size. The gradient of that sum is compared with the same sum of the rows
     that an engine gives, and with the gradient of the scalar that it makes. An error in any row, or two groups that
-    are taken for one another, shows in it. The graph is kept.
+    are taken for one another, shows in it. Sketches are linear: the sum of the sketches is compared with the sketch of
+    the sum. The graph is kept.
 
     Args:
         parameters: the gradient scope.
-        oracle: takes the gradients of sketched groups one by one, for which sums do not tell the error of cosines.
         losses, group_ids, groups: of the step; the ids are where the losses are.
     """
 
     def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        oracle: GradientEngine,
-        losses: Tensor,
-        group_ids: Tensor,
-        groups: Sequence[int],
+        self, parameters: Sequence[nn.Parameter], losses: Tensor, group_ids: Tensor, groups: Sequence[int]
     ) -> None:
         self._parameters = parameters
-        self._oracle = oracle
         self._losses = losses
         self._group_ids = group_ids
         self._groups = groups
@@ -130,19 +124,22 @@ class StepCheck:
                 found = engine.group_gradients(self._losses, self._group_ids, self._groups, keep_graph=True)
                 self._sources = [*self._parameters, *found.others]
                 # Rows and inner products may share memory, and the step is to find the latter.
-                rows = None if engine.forms_sketches else copy.copy(found).rows
-                products = self._oracle_gram() if rows is None else inner_products(rows, True)
+                rows = copy.copy(found).rows
+                products = inner_products(rows, True)
                 weights = self._weights_for(products)
-                of_rows = None if rows is None else unflatten(weighted_sum(rows, weights), self._parameters)
+                of_rows = weighted_sum(rows, weights)
                 del rows
                 gram = found.gram()
+                exact_gram = found.exact_gram() if engine.forms_sketches else None
                 coefficients = self._of_examples(weights)
                 weighted = (coefficients * self._losses).sum()
+                # Before the memory of those of the step is taken.
+                expected = self._gradients(weighted, cut)
                 of_step = self._gradients(found.scalar(weighted, coefficients), cut)
         except NotExactError as ruled_out:
             return Verdict(False, str(ruled_out))
-        expected = self._gradients(weighted, cut)
-        self._sizes = _largest_entries(expected)
+        compared = list(_with_rows(engine, dict(enumerate(expected)), len(expected)).values())
+        self._sizes = _largest_entries(compared)
         if found.others and cut is not None:
             # What reaches them through the cut may be far larger, and would hide an error in the rest.
             through = torch.autograd.grad(cut, list(found.others), expected[-1], retain_graph=True, allow_unused=True)
@@ -154,24 +151,26 @@ class StepCheck:
         if not bool(gram.isfinite().all() & products.isfinite().all()):
             return Verdict(False, "its gradients are not finite", found)
         tolerance = tolerance_of(engine.computed_in or self._losses.dtype)
-        cosine_errors = (cosine_gram(products) - cosine_gram(gram)).abs()
-        note = f", its cosines by {cosine_errors.square().mean().sqrt():.1e} rms" if engine.forms_sketches else ""
-        cosine_error = 0.0 if engine.forms_sketches else float(cosine_errors.max())
-
-        differences = _differences(expected, of_step)
-        if of_rows is not None:
-            differences = [max(pair) for pair in zip(differences, _differences(expected, of_rows), strict=False)] + (
-                differences[in_scope:]
-            )
-        noise, of_all = [0.0] * len(expected), 0.0
+        cosine_error = float((cosine_gram(products) - cosine_gram(gram)).abs().max())
+        note = ""
+        if exact_gram is not None:
+            away = cosine_gram(exact_gram) - cosine_gram(gram)
+            note = f", its cosines by {away.square().mean().sqrt():.1e} rms"
+        pieces = of_rows.split([part.numel() for part in compared[len(expected) :]])
+        differences = _differences(compared, [*of_step, *pieces])
+        del of_step, of_rows, pieces
+        noise, of_all = [0.0] * len(compared), 0.0
         errors, allowed = _errors(differences, self._sizes, noise, tolerance), tolerance
         # Each pass can only allow more, so there are no more of them than are needed.
         for scale in NOISE_SCALES:
             if max(errors) <= tolerance and cosine_error <= allowed:
                 break
-            places = [place for place, error in enumerate(errors) if error > tolerance or cosine_error > allowed]
-            again, share = self._noise_of(weighted, expected, cut, scale, places)
-            noise, of_all = [max(pair) for pair in zip(noise, again, strict=True)], max(of_all, share)
+            wrong = [place for place, error in enumerate(errors) if error > tolerance or cosine_error > allowed]
+            places = sorted({place % len(expected) for place in wrong})
+            found_noise, share = self._noise_of(weighted, expected, cut, scale, places)
+            found_noise, of_all = _with_rows(engine, found_noise, len(expected)), max(of_all, share)
+            for place, size in zip(found_noise, _largest_entries(found_noise.values()), strict=True):
+                noise[place] = max(noise[place], size)
             errors = _errors(differences, self._sizes, noise, tolerance)
             allowed = max(tolerance, min(LOW_TOLERANCE, NOISE_FACTOR * of_all))
         error = max(*errors, min(cosine_error, tolerance) if cosine_error <= allowed else cosine_error)
@@ -197,12 +196,9 @@ class StepCheck:
         by_group[list(self._groups)] = weights
         return by_group[self._group_ids]
 
-    def _oracle_gram(self) -> Tensor:
-        return self._oracle.group_gradients(self._losses, self._group_ids, self._groups).gram()
-
     def _noise_of(
         self, weighted: Tensor, expected: Sequence[Tensor], cut: Tensor | None, scale: float, places: Sequence[int]
-    ) -> tuple[list[float], float]:
+    ) -> tuple[dict[int, Tensor], float]:
         """Errors of the ordinary backward pass against itself when the losses are multiplied by `scale`.
 
         Deep stacks of BatchNorm amplify rounding by far: 1e-4 in a ResNet-18 on 28 x 28 pixels (1e-13 in float64).
@@ -215,13 +211,12 @@ class StepCheck:
             places: of the gradients to look at.
 
         Returns:
-            the largest error of each gradient, 0 for the others, and that of those together relative to their norm.
+            the errors of these gradients by place, and their norm relative to that of the gradients.
         """
         again = self._gradients(weighted * scale, cut, places)
         chosen = [expected[place] for place in places]
         noise = [one - other / scale for one, other in zip(chosen, again, strict=True)]
-        sizes = dict(zip(places, _largest_entries(noise), strict=True))
-        return [sizes.get(place, 0.0) for place in range(len(expected))], _norm(noise) / max(_norm(chosen), 1e-300)
+        return dict(zip(places, noise, strict=True)), _norm(noise) / max(_norm(chosen), 1e-300)
 
     def _gradients(self, loss: Tensor, cut: Tensor | None, places: Sequence[int] | None = None) -> list[Tensor]:
         """The gradients of parameters and at the cut (or of them those at these places); zeros where there is none."""
@@ -236,6 +231,12 @@ class StepCheck:
 
 def _norm(tensors: Sequence[Tensor]) -> float:
     return float(torch.stack([tensor.double().square().sum() for tensor in tensors]).sum().sqrt())
+
+
+def _with_rows(engine: FastEngine, gradients: dict[int, Tensor], behind: int) -> dict[int, Tensor]:
+    """Gradients by place, and those of the scope once more, at places from `behind` on, as they stand in a row."""
+    in_scope = {place: gradient for place, gradient in gradients.items() if place < len(engine.parameters)}
+    return gradients | {behind + place: engine.in_row(place, gradient) for place, gradient in in_scope.items()}
 
 
 def _errors(

@@ -16,6 +16,8 @@ COARSE_TOLERANCE = 2e-2
 """The same in half precision."""
 ROWS_OF_TOKENS = 2
 """Rows that are looked at where each has scores for many tokens, as wide as a vocabulary."""
+ROWS_OF_A_TARGET = 2
+"""Rows of each target that are looked at elsewhere: they tell what the whole batch does."""
 
 
 class LossComparison(NamedTuple):
@@ -48,7 +50,7 @@ def compare_losses(
         network: without wrappers.
         inputs: a batch with its labels.
         labels: those, as the head has them.
-        head: of the network. Of tokens, the mean is one over all tokens, and a few rows tell.
+        head: of the network. Of tokens, the mean is one over all tokens. A few rows tell.
         losses_of: the loss of each example [B], of the head's scores and labels.
 
     Returns:
@@ -57,12 +59,15 @@ def compare_losses(
     """
     if head.of_tokens:
         rows = head.labelled(labels).nonzero().flatten()[:ROWS_OF_TOKENS]
-        inputs = {name: value[rows] if has_rows(value, len(labels)) else value for name, value in inputs.items()}
-        labels = labels[rows]
-        if not len(labels):
+        if not len(rows):
             return None
     elif not labels.is_floating_point() and len(labels[head.labelled(labels)].unique(dim=0)) < 2:
         return None
+    else:
+        rows = _first_of_each(labels.unique(dim=0, return_inverse=True)[1], ROWS_OF_A_TARGET)
+    if head.of_tokens or all(has_rows(value, len(labels)) for value in inputs.values() if isinstance(value, Tensor)):
+        inputs = {name: value[rows] if has_rows(value, len(labels)) else value for name, value in inputs.items()}
+        labels = labels[rows]
     config = getattr(network, "config", None)
     declared = getattr(config, "problem_type", None)
     devices = [labels.device] if labels.device.type == "cuda" else []
@@ -98,6 +103,13 @@ def _compare(
         if by_own is not None and by_ours is not None:
             same = bool((by_own - by_ours).norm() <= 10 * tolerance * by_ours.norm().clamp_min(1e-12))
     return LossComparison(own.item(), ours.item(), same)
+
+
+def _first_of_each(numbers: Tensor, most: int) -> Tensor:
+    """Places of the first `most` entries of each number among [N], in ascending order."""
+    ordered, places = numbers.sort(stable=True)
+    ranks = torch.arange(len(numbers), device=numbers.device) - torch.searchsorted(ordered, ordered)
+    return places[ranks < most].sort().values
 
 
 def has_rows(value: Any, size: int) -> bool:

@@ -216,7 +216,7 @@ class Objective:
 
         Equal ones where all of these have weight 0.
         """
-        masked = alpha.masked_fill(~present, 0.0)
+        masked = torch.where(present, alpha, 0.0)
         total = masked.sum()
         if is_on_host(total) and total.item() > 0:
             return masked / total

@@ -48,8 +48,8 @@ class Estimate:
 
     def is_finite(self) -> bool:
         """Whether all of it is, looked at on the host."""
-        total = self.losses.numpy().sum()
-        return math.isfinite(total if self.gram is None else total + self.gram.numpy().trace())
+        squares = [] if self.gram is None else self.gram.diagonal().tolist()
+        return math.isfinite(sum([*self.losses.tolist(), *squares]))
 
     def not_finite(self) -> Tensor:
         """[K] booleans: groups whose loss is not finite or, where all losses are, whose gradient is not."""

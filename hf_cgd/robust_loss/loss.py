@@ -196,7 +196,9 @@ class GroupRobustLoss:
         self._window.open([self._groups_of(ids) for ids in group_ids])
 
     def _groups_of(self, group_ids: Tensor) -> BatchGroups:
-        return BatchGroups(group_ids, len(self.groups), self._arithmetic)
+        """Those of ids [B], once for a micro-batch that was announced."""
+        known = next((groups for groups in self._window.groups if groups.ids is group_ids), None)
+        return known or BatchGroups(group_ids, len(self.groups), self._arithmetic)
 
     def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass of a training step; the faster gradient engines need it."""

@@ -78,7 +78,10 @@ class LossState:
         self.steps += 1
         if self.alpha is not None and self.mean_alpha is not None and self.averaged_steps is not None:
             self.averaged_steps = self.averaged_steps + 1
-            self.mean_alpha = self.mean_alpha + (self.alpha - self.mean_alpha) / self.averaged_steps
+            # Weights that never move are their own mean.
+            if self.mean_alpha is not self.alpha:
+                moved = self.alpha - self.mean_alpha
+                self.mean_alpha = torch.addcdiv(self.mean_alpha, moved, self.averaged_steps)
 
     def take_back(self, before: "LossState") -> None:
         """Undo the update since `before`, a copy of then."""

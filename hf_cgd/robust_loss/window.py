@@ -34,6 +34,8 @@ class StepWindow:
 
     def close(self) -> None:
         """The step is over, or broken off."""
+        self.groups: Sequence[BatchGroups] = ()
+        """Of its micro-batches on this process."""
         self.counts: Tensor = self._none
         """Examples of each group [K] in the whole step: all micro-batches, all processes."""
         self.counts_on_host: Tensor | None = None
@@ -52,6 +54,7 @@ class StepWindow:
     def open(self, groups: Sequence[BatchGroups]) -> None:
         """Begin a step with the groups of all its micro-batches on this process; a collective."""
         self.close()
+        self.groups = groups
         counts = sum([part.counts for part in groups[1:]], groups[0].counts) if groups else self._no_numbers
         fixed = self._arithmetic.fixed_shapes
         counts = self._arithmetic.move(counts) if fixed else counts.to(torch.float64)

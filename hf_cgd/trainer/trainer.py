@@ -186,8 +186,9 @@ class GroupRobustTrainer(
             self._examine(inputs)
         if robust_loss is not None:
             self._batches_left -= 1
-        self._scale_as_the_parent(self._uses_parent_loss)
-        if self._uses_parent_loss:
+        is_the_parents = self._uses_parent_loss
+        self._scale_as_the_parent(is_the_parents)
+        if is_the_parents:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
             with torch.no_grad():
                 scores = self._head.scores_of(outputs, after_loss=True)
@@ -253,13 +254,16 @@ class GroupRobustTrainer(
 
     @property
     def _uses_parent_loss(self) -> bool:
-        as_usual, alone = self._example_weights.leave_the_mean, self.accelerator.num_processes
-        return as_usual and self._forward.left_to_the_trainer(alone, self.compute_loss_func)
+        if not (self.group_objective.plain_mean and self._example_weights.leave_the_mean):
+            return False
+        return self._forward.left_to_the_trainer(self.accelerator.num_processes, self.compute_loss_func)
 
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
+        if self._own_loss.is_settled or not self._example_weights.leave_the_mean:
+            return
         labels = self._head.labels_in(inputs, self.label_names)
-        if self._own_loss.is_settled or labels is None or not self._example_weights.leave_the_mean:
+        if labels is None:
             return
         if self.accelerator.distributed_type not in EXAMINED:
             self._forward.leave_unexamined(self._network, self.compute_loss_func)

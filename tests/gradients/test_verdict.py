@@ -22,6 +22,7 @@ from hf_cgd import gradient_scope
 from hf_cgd.gradients import AutoEngine, PerGroupEngine
 from hf_cgd.gradients.engines import auto
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
+from hf_cgd.gradients.engines.sketch import SketchEngine
 
 ONE, THREE = [1, 1, 1, 1, 1, 1], [2, 1, 2, 0, 2, 1]
 WIDTH = 8
@@ -480,7 +481,10 @@ def spoil_the_smallest(rows: Tensor) -> None:
     rows[rows.abs().sum(dim=1).argmin()] *= 1.01
 
 
-@pytest.mark.parametrize("change", [lambda rows: None, swap, move_between_groups, spoil_the_smallest])
+TAMPERING = [lambda rows: None, swap, move_between_groups, spoil_the_smallest]
+
+
+@pytest.mark.parametrize("change", TAMPERING)
 def test_one_sum_over_the_groups_shows_an_error_in_any_of_them(
     change: Callable[[Tensor], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -500,3 +504,38 @@ def test_one_sum_over_the_groups_shows_an_error_in_any_of_them(
     for group, row in enumerate(found):
         expected = torch.autograd.grad(losses[ids == group].sum(), list(model.parameters()), retain_graph=True)
         assert torch.allclose(torch.cat([part.flatten() for part in expected]), row, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("change", TAMPERING)
+def test_the_sum_of_the_sketches_shows_it_as_well(
+    change: Callable[[Tensor], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a backward pass for each group."""
+
+    class Tampered(SketchEngine):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, size=2, **kwargs)
+
+        def sketches_of(self, step: Any) -> Tensor:
+            sketches = super().sketches_of(step)
+            change(sketches)
+            return sketches
+
+    monkeypatch.setattr(auto, "SketchEngine", Tampered)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    engine = AutoEngine(model, list(model.parameters()), "sketch")
+    ids = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
+    with engine.recording():
+        losses = F.cross_entropy(model(torch.randn(8, 5)), ids, reduction="none")
+    losses = losses * torch.tensor([1.0, 1.0, 1e-4])[ids]
+    expected = PerGroupEngine(engine.parameters).group_gradients(losses, ids, [0, 1, 2]).rows
+    monkeypatch.setattr(PerGroupEngine, "group_gradients", None)
+    if change.__name__ != "<lambda>":
+        with pytest.raises(ValueError, match="its gradients differ from per_group's"):
+            engine.group_gradients(losses, ids, [0, 1, 2])
+        return
+    found = engine.group_gradients(losses, ids, [0, 1, 2]).rows
+    sketcher = Tampered(model, engine.parameters)
+    assert found.shape[1] < expected.shape[1]
+    assert torch.allclose(torch.stack([sketcher.sketch(row) for row in expected]), found, rtol=1e-4, atol=1e-9)

@@ -130,7 +130,7 @@ class AutoEngine(GradientEngine):
     def _choose(self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], present: int) -> GroupGradients:
         assert self._verdicts is not None
         self._exact.require_visible(losses)
-        check = StepCheck(self.parameters, self._exact, losses, group_ids.to(losses.device), groups)
+        check = StepCheck(self.parameters, losses, group_ids.to(losses.device), groups)
         reasons = self._ruled_out.copy()
         for place, candidate in enumerate(self._candidates):
             verdict = check.verdict_on(candidate)

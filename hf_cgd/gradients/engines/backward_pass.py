@@ -57,9 +57,7 @@ class BackwardPass:
 
     def scalar_of_rows(self, loss: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
         """The same where the groups' gradients [G, P] over all parameters are known."""
-        with torch.no_grad():
-            of_groups = coefficients.index_select(0, self.order.first)
-            gradients = unflatten(weighted_sum(rows, of_groups), self.parameters)
+        gradients = unflatten(weighted_sum(rows, coefficients.index_select(0, self.order.first)), self.parameters)
         return self._finish(loss, coefficients, gradients)
 
     def _finish(self, loss: Tensor, coefficients: Tensor, gradients: list[Tensor]) -> Tensor:

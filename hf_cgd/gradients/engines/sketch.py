@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
+from hf_cgd.gradients.gram import gram_matrix
+from hf_cgd.gradients.layers.base import ReusedMemory
 from hf_cgd.gradients.verification import largest_error
 
 SKETCH_SIZE = 32
@@ -37,7 +39,7 @@ class SketchEngine(SinglePassEngine):
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], size: int = SKETCH_SIZE, seed: int = 0
     ) -> None:
-        super().__init__(model, parameters)
+        super().__init__(model, parameters, memory_budget=0)
         self._projections: dict[int, tuple[Tensor, Tensor]] = {}
         self._sketch_places: dict[int, tuple[int, int]] = {}
         start = 0
@@ -57,14 +59,18 @@ class SketchEngine(SinglePassEngine):
 
     def sketch(self, row: Tensor) -> Tensor:
         """Sketch [S] of a gradient [P]."""
-        pieces = []
-        for parameter in self.parameters:
-            piece = row[slice(*self.places[id(parameter)])]
-            if id(parameter) in self._projections:
-                left, right = (matrix.to(row) for matrix in self._projections[id(parameter)])
-                piece = (left @ piece.view(parameter.shape[0], -1) @ right).flatten()
-            pieces.append(piece)
-        return torch.cat(pieces)
+        pieces = [row[slice(*self.places[id(parameter)])] for parameter in self.parameters]
+        return torch.cat([self.in_row(place, piece) for place, piece in enumerate(pieces)])
+
+    def in_row(self, place: int, gradient: Tensor) -> Tensor:
+        """See `FastEngine.in_row`."""
+        parameter = self.parameters[place]
+        projections = self._projections.get(id(parameter))
+        if projections is None:
+            return gradient.flatten()
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        left, right = (matrix.to(gradient) for matrix in projections)
+        return (left @ gradient.view(parameter.shape[0], -1) @ right).flatten()
 
     def gradients_of(self, step: BackwardPass) -> GroupGradients:
         """See `SinglePassEngine.gradients_of`."""
@@ -90,6 +96,15 @@ class SketchEngine(SinglePassEngine):
                 call.rule.form_gradients(call, gradients, step.order, targets)
         return sketches
 
+    def exact_gram(self, step: BackwardPass) -> Tensor:
+        """Inner products [G, G] of the gradients themselves, in memory for one module at a time that is given back."""
+        if self.shares_parameters:
+            gram = gram_matrix(self.rows_of(step))
+        else:
+            gram, _ = self.gram_by_module(step, True)
+        self._row_memory = ReusedMemory()
+        return gram
+
     def kept_whole(self, sketches: Tensor) -> dict[int, Tensor]:
         """The gradients [G, numel], by id of the parameter, that stand in the sketches as they are."""
         return {
@@ -111,6 +126,10 @@ class _SketchGradients(GroupGradients):
     def _form_rows(self) -> Tensor:
         with torch.no_grad():
             return self._engine.sketches_of(self._step)
+
+    def exact_gram(self) -> Tensor:
+        with torch.no_grad():
+            return self._engine.exact_gram(self._step)
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
         return self._step.scalar(loss, coefficients, self._engine.kept_whole(self.rows))
