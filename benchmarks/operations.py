@@ -23,7 +23,6 @@ from unittest import mock
 import torch
 import transformers as tf
 from step_time import METHODS, Setting, Steps, timm_model
-from torch._prims_common import is_non_overlapping_and_dense
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_cgd
@@ -60,7 +59,7 @@ class Operations(TorchDispatchMode):
 
 def _launches(tensors: Any) -> int:
     """Those of a `torch._foreach` call: one, but one for each of its tensors where some have gaps in memory."""
-    dense = all(is_non_overlapping_and_dense(tensor) for tensor in tensors)
+    dense = all(torch.empty_like(tensor).stride() == tensor.stride() for tensor in tensors)
     return 1 if dense else len(tensors)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from hf_cgd.arithmetic import is_on_host
 from hf_cgd.gradients.autograd import Cut, RowBlock, owned_parameters
 from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.compiled import networks_are_compiled
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.gram import inner_products
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory
@@ -80,7 +81,9 @@ class SinglePassEngine(FastEngine):
             start += parameter.numel()
         self.size = start
         self.owned = owned_parameters(model, self.parameters)
-        others = [p for p in model.parameters() if id(p) not in self.places] if self.serves_others else []
+        # Which modules hold them shows on the first step only, and hooks on all would break compiled code into pieces.
+        serves = self.serves_others and not networks_are_compiled()
+        others = [p for p in model.parameters() if id(p) not in self.places] if serves else []
         self.outside = owned_parameters(model, others)
         self._held = {
             module: {**self.owned.get(module, {}), **self.outside.get(module, {})}
