@@ -1,19 +1,22 @@
 """All that has to be known of a GPU, in one script: is everything exact there, what does a step cost, what comes out.
 
-    python benchmarks/gpu.py                        parts exact, steps and study; at most 8 minutes
+    python benchmarks/gpu.py                        parts exact, steps, compiled, study; 8 minutes
     python benchmarks/gpu.py steps --minutes 4      some of it; what the output holds already is not run again
     python benchmarks/gpu.py --toy                  all of it on a CPU at toy size, to see that every line runs
 
 exact: every engine against one pass per group in the same precision and against float64: float32 without and with
-TF32, bfloat16 under autocast, float16 under a scaler. A resumed run against one that was not cut, to the bit. Compiled
-against eager. steps: times in those of the stock Trainer (CUDA events, pairs in turn), peak memory, and whether a step
-makes the host wait (`torch.cuda.set_sync_debug_mode`). study: the paper's Table 2 and the first column of Table 3 at
-its own length, several runs at once; it goes on where it was cut. Results are written as JSON after each case.
+TF32, bfloat16 under autocast, float16 under a loss scale; runs in bfloat16 and under a scaler; a resumed run against
+one that was not cut, to the bit. steps: times in those of the stock Trainer (CUDA events, pairs in turn), peak memory,
+and whether a step makes the host wait (`torch.cuda.set_sync_debug_mode`). compiled: runs under `torch.compile` against
+eager ones. study: the paper's Table 2 and the first column of Table 3 at its own length, several runs at once; it goes
+on where it was cut. Results are written as JSON after each case. A case is broken off after 150 seconds.
 """
 
 import argparse
+import gc
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -34,6 +37,7 @@ from step_time import METHODS, PAIRWISE, TORCHJD, Setting, Steps, bert, distilbe
 from torch import Tensor, nn
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer, gradient_scope
+from hf_cgd.experiments.records import write_whole
 from hf_cgd.functional import cosine_gram
 from hf_cgd.gradients import PerGroupCutEngine, PerGroupEngine, SinglePassEngine, SketchEngine
 from hf_cgd.models.outputs import logits_of
@@ -41,6 +45,8 @@ from hf_cgd.models.outputs import logits_of
 Case = tuple[str, Callable[[], dict[str, Any]]]
 ENGINES = {"single_pass": SinglePassEngine, "per_group with the cut": PerGroupCutEngine, "sketch": SketchEngine}
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+LIMIT = 150
+"""Seconds after which a case is broken off."""
 SCALE = 2.0**12
 """Loss scale of the float16 passes."""
 
@@ -53,6 +59,8 @@ class Machine:
         self.device = "cpu" if toy else "cuda"
         self.name = "CPU, toy size" if toy else torch.cuda.get_device_name()
         self.pairs = 2 if toy else 50
+        self.seconds = 10.0
+        """Pairs of one method end then, so that the large networks leave time for the others."""
 
     def times(self, steps: list[Callable[[], None]]) -> list[float]:
         """Milliseconds of each step, on the device's own clock."""
@@ -104,7 +112,11 @@ def _frames(error: BaseException) -> list[Any]:
 
 
 def small_text() -> nn.Module:
-    config = tf.DistilBertConfig(vocab_size=200, dim=64, hidden_dim=128, n_layers=3, n_heads=4, num_labels=2)
+    """Without dropout: compiled code draws other numbers than eager code, and runs are to be compared."""
+    config = tf.DistilBertConfig(
+        vocab_size=200, dim=64, hidden_dim=128, n_layers=3, n_heads=4, num_labels=2,
+        dropout=0.0, attention_dropout=0.0, seq_classif_dropout=0.0,
+    )  # fmt: skip
     return tf.DistilBertForSequenceClassification(config)
 
 
@@ -204,7 +216,9 @@ def training(
     trainer.train(resume_from_checkpoint=resume)
     assert trainer.group_weights is not None
     state = {name: value.detach().cpu().clone() for name, value in trainer.model.state_dict().items()}
-    return {"weights": trainer.group_weights, "parameters": state, "log": trainer.state.log_history}
+    assert trainer.robust_loss is not None
+    engine = getattr(trainer.robust_loss.engine, "chosen", None)
+    return {"weights": trainer.group_weights, "parameters": state, "engine": "none" if engine is None else engine.name}
 
 
 def resumed(machine: Machine) -> dict[str, Any]:
@@ -217,17 +231,19 @@ def resumed(machine: Machine) -> dict[str, Any]:
     return {"same_bits": same and torch.equal(whole["weights"], again["weights"])}
 
 
-def compiled(machine: Machine, mode: str) -> dict[str, Any]:
-    """A compiled run against an eager one."""
+def against_eager(machine: Machine, **options: Any) -> dict[str, Any]:
+    """A run with those options against the plain one in float32: how far apart they end."""
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        eager = training(machine, f"{folder}/eager", 4)
-        other = training(machine, f"{folder}/compiled", 4, torch_compile=True, torch_compile_mode=mode)
+        plain = training(machine, f"{folder}/plain", 4)
+        other = training(machine, f"{folder}/other", 4, **options)
     differences = [
         _largest(one - other["parameters"][name.replace("_orig_mod.", "")])
-        for name, one in eager["parameters"].items()
+        for name, one in plain["parameters"].items()
         if one.is_floating_point()
     ]
-    return {"parameters": max(differences), "weights": _largest(eager["weights"] - other["weights"])}
+    apart = {"parameters": max(differences), "weights": _largest(plain["weights"] - other["weights"])}
+    return {**apart, "engine": other["engine"], "seconds": time.monotonic() - start}
 
 
 def exact_cases(machine: Machine) -> Iterator[Case]:
@@ -235,8 +251,17 @@ def exact_cases(machine: Machine) -> Iterator[Case]:
         for precision in PRECISIONS:
             yield f"{network}, {precision}", lambda n=network, p=precision: errors_of_engines(machine, n, p)  # type: ignore[misc]
     yield "resume", lambda: resumed(machine)
-    for mode in ("default", "reduce-overhead"):
-        yield f"torch.compile, {mode}", lambda mode=mode: compiled(machine, mode)  # type: ignore[misc]
+    yield "a run in bf16", lambda: against_eager(machine, bf16=True)
+    if not machine.toy:
+        # A scaler; accelerate has none on CPUs.
+        yield "a run in fp16", lambda: against_eager(machine, fp16=True)
+
+
+def compiled_cases(machine: Machine) -> Iterator[Case]:
+    """Apart from the others, and late: what a compiler takes on a machine is not known beforehand."""
+    for engine, mode in (("auto", "default"), ("auto", "reduce-overhead"), ("per_group", "reduce-overhead")):
+        options = {"torch_compile": True, "torch_compile_mode": mode, "gradient_engine": engine}
+        yield f"{engine}, {mode}", lambda options=options: against_eager(machine, **options)  # type: ignore[misc]
 
 
 # ---- steps ----------------------------------------------------------------------------------------------------------
@@ -252,7 +277,7 @@ def step_settings(toy: bool) -> dict[str, tuple[Setting, dict[str, Any], tuple[s
         return {
             "toy text, fp32": (text, {}, (*METHODS_OF_ALL, "cgd per_group", PAIRWISE, TORCHJD)),
             "toy text, bf16": (text, {"bf16": True}, METHODS_OF_ALL),
-            "toy images": (images, {}, ("cgd", "cgd head")),
+            "toy images, bf16": (images, {"bf16": True}, ("cgd", "cgd head")),
         }
     half = {"bf16": True}
     large = Setting(lambda: roberta_large(), 32, 4, 4, tokens=256)
@@ -295,22 +320,34 @@ def step_cost(machine: Machine, steps: Steps, method: str) -> dict[str, Any]:
     for _ in range(2 if machine.toy else 5):
         step()
         stock()
-    ratios = []
+    ratios: list[float] = []
+    end = time.monotonic() + machine.seconds
     for place in range(machine.pairs):
+        if len(ratios) >= 2 and time.monotonic() > end:
+            break
         own, other = machine.times([step, stock]) if place % 2 else machine.times([stock, step])[::-1]
         ratios.append(own / other)
-    result = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "first_memory": first}
+    result = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios), "pairs": len(ratios)}
+    result["first_memory"] = first
     result |= {"memory": machine.peak(step), "memory_stock": machine.peak(stock)}
     # The stock step's own waits (its loss is read only with the log) show what is ours.
     return result | {"waits": machine.waits(step), "waits_stock": machine.waits(stock)}
 
 
 def step_cases(machine: Machine) -> Iterator[Case]:
+    built: dict[str, Steps] = {}
     for name, (setting, options, methods) in step_settings(machine.toy).items():
         for method in methods:
 
-            def measured(setting: Any = setting, options: Any = options, method: str = method) -> dict[str, Any]:
-                return step_cost(machine, Steps(setting, machine.device, **options), method)
+            def measured(
+                name: str = name, setting: Any = setting, options: Any = options, method: str = method
+            ) -> Any:
+                if name not in built:
+                    # One network at a time: to draw its weights on the host takes longer than to measure a method.
+                    built.clear()
+                    gc.collect()
+                    built[name] = Steps(setting, machine.device, **options)
+                return step_cost(machine, built[name], method)
 
             yield f"{name}: {method}", measured
 
@@ -332,11 +369,12 @@ def study(machine: Machine, words: list[str], folder: Path, seconds: float) -> d
     workers = "1" if machine.toy else str(max(1, (os.cpu_count() or 2) // 3))
     command = [sys.executable, "-m", "hf_cgd.experiments", *words, "--workers", workers, "--output_dir", str(folder)]
     start = time.monotonic()
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command, start_new_session=True) as process:
         try:
             code: int | None = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            process.terminate()
+            # Its workers as well, or they would go on beside whatever is measured next.
+            os.killpg(process.pid, signal.SIGKILL)
             code = None
     tables = folder / "tables.md"
     shown = tables.read_text(encoding="utf-8") if tables.exists() else ""
@@ -345,13 +383,15 @@ def study(machine: Machine, words: list[str], folder: Path, seconds: float) -> d
 
 def main() -> None:
     """Reads the command line, runs what the output does not hold yet, and prints all of it."""
-    parts = ("exact", "steps", "study")
+    parts = ("exact", "steps", "compiled", "study")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=list(parts), choices=parts)
+    parser.add_argument("parts", nargs="*", default=list(parts), metavar="part", help=", ".join(parts))
     parser.add_argument("--toy", action="store_true", help="on a CPU, at toy size")
     parser.add_argument("--minutes", type=float, default=8, help="no case begins later than this")
     parser.add_argument("--output", default="out/benchmark/gpu.json")
     options = parser.parse_args()
+    if unknown := set(options.parts) - set(parts):
+        parser.error(f"Expected parts among {', '.join(parts)}, got {', '.join(sorted(unknown))}.")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     machine = Machine(options.toy)
     end = time.monotonic() + 60 * options.minutes
@@ -364,10 +404,12 @@ def main() -> None:
     cases: list[tuple[str, Case]] = []
     cases += [("exact", case) for case in exact_cases(machine) if "exact" in options.parts]
     cases += [("steps", case) for case in step_cases(machine) if "steps" in options.parts]
+    cases += [("compiled", case) for case in compiled_cases(machine) if "compiled" in options.parts]
     for name, words in (TOY_STUDIES if machine.toy else STUDIES).items() if "study" in options.parts else ():
         folder = path.parent / f"gpu_{words[0]}"
         run = lambda words=words, folder=folder: study(machine, words, folder, end - time.monotonic())  # type: ignore[misc] # noqa: E731
         cases.append(("study", (name, run)))
+    signal.signal(signal.SIGALRM, _broken_off)
     for part, (name, run) in cases:
         known = results.setdefault(part, {}).get(name)
         if known is not None and "error" not in known and known.get("finished", True):
@@ -376,19 +418,56 @@ def main() -> None:
             print("The time is up; start the same command again to go on.")
             break
         torch.use_deterministic_algorithms(name == "resume")
+        if part != "study":
+            # A study keeps the time itself.
+            signal.alarm(LIMIT)
         try:
             found = run()
         # One case that fails must not cost the others their turn on the machine.
         except Exception as error:
             found = {"error": f"{type(error).__name__}: {error}"[:500]}
         finally:
+            signal.alarm(0)
             torch.use_deterministic_algorithms(False)
+            gc.collect()
             if not machine.toy:
                 torch.cuda.empty_cache()
         results[part][name] = found
-        path.write_text(json.dumps(results, indent=2))
+        write_whole(path, json.dumps(results, indent=2))
         print(f"{part:6} {name:50} {_shown(found)}", flush=True)
+    print(table_of_steps(results.get("steps", {})))
     print(f"{machine.name}, torch {torch.__version__}; all results in {path}")
+
+
+def _broken_off(signum: int, frame: Any) -> None:
+    raise TimeoutError(f"broken off after {LIMIT} seconds")
+
+
+TARGETS = {
+    "DistilBERT 32 x 128, bf16: cgd": 1.10,
+    "BERT-base 64 x 128, bf16: cgd": 1.05,
+    "RoBERTa-large 32 x 256, bf16: cgd": 1.05,
+}
+MEMORY_TARGET = 1.10
+
+
+def table_of_steps(steps: dict[str, Any]) -> str:
+    """Markdown: time and memory of a step in those of the stock Trainer, with the targets."""
+    lines = [
+        "| setting: method | step (low to high) | target | memory | target | first step's memory | waits (stock's) |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for name, found in steps.items():
+        if "error" in found:
+            lines.append(f"| {name} | {found['error'][:80]} | | | | | |")
+            continue
+        stock = found["memory_stock"]
+        memory = ["not measured" if not stock else f"{found[key] / stock:.3f}" for key in ("memory", "first_memory")]
+        step = f"{found['median']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+        goals = TARGETS.get(name, ""), MEMORY_TARGET if name in TARGETS else ""
+        waits = f"{found['waits']} ({found['waits_stock']})"
+        lines.append(f"| {name} | {step} | {goals[0]} | {memory[0]} | {goals[1]} | {memory[1]} | {waits} |")
+    return "\n".join(lines)
 
 
 def _shown(found: dict[str, Any]) -> str:

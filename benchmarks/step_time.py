@@ -133,6 +133,8 @@ class Steps:
         self.stock = tf.Trainer(self.model, tf.TrainingArguments("out/benchmark", **self.options))
         self.stock.create_optimizer()
         self.stock.current_gradient_accumulation_steps = 1
+        # Half precision is in the prepared forward pass, and nowhere else.
+        self.model = self.stock.accelerator.prepare_model(self.model)
 
     def erm(self) -> None:
         self.model.zero_grad()

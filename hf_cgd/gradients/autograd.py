@@ -63,9 +63,18 @@ class _WithGradients(torch.autograd.Function):
         (factor,) = grad_outputs
         # Nobody else may hold the gradients, or autograd would copy them into `.grad` in place of handing them over.
         gradients, ctx.gradients = ctx.gradients, None
-        if is_on_host(factor) and factor == 1:
-            return (None, None, *gradients)
-        return (None, None, *(gradient * factor.to(gradient.dtype) for gradient in gradients))
+        if not is_on_host(factor) or factor != 1:
+            _scale(gradients, factor)
+        return (None, None, *gradients)
+
+
+def _scale(gradients: list[Tensor], factor: Tensor) -> None:
+    """Multiply the gradients in place: those of one type in one call, since on a device each call is a launch."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        alike.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    for (device, dtype), some in alike.items():
+        torch._foreach_mul_(some, factor.to(device, dtype))
 
 
 def flatten(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -84,6 +93,28 @@ def unflatten(vector: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor
     return [
         piece if piece.dtype == p.dtype else piece.to(p.dtype) for piece, p in zip(shaped, parameters, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Gradients of the groups with respect to some of the parameters.
+
+    Attributes:
+        rows: [G, c].
+        places: from which column to which a parameter's gradient stands, by id of the parameter.
+    """
+
+    rows: Tensor
+    places: dict[int, tuple[int, int]]
+
+    def weighted_sums(self, coefficients: Tensor) -> dict[int, Tensor]:
+        """Sum [numel] over the groups with these coefficients [G] for each parameter, by its id."""
+        whole = weighted_sum(self.rows, coefficients)
+        return {parameter: whole[start:end] for parameter, (start, end) in self.places.items()}
+
+    def pieces(self) -> dict[int, Tensor]:
+        """The gradients [G, numel] with respect to each parameter, by its id."""
+        return {parameter: self.rows[:, start:end] for parameter, (start, end) in self.places.items()}
 
 
 def weighted_sum(rows: Tensor, coefficients: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from hf_cgd.gradients.autograd import Cut
 from hf_cgd.gradients.base import NotExactError
+from hf_cgd.gradients.compiled import as_hook
 from hf_cgd.gradients.layers.base import LayerCall, LayerRule, version_of
 from hf_cgd.gradients.layers.in_graph import InGraphRule
 from hf_cgd.gradients.layers.registry import rule_for
@@ -43,6 +44,7 @@ class CallRecorder:
         self._modules = list(modules)
         self._graph_is_kept = graph_is_kept
         self._hooked: set[nn.Module] = set()
+        self._hooks = as_hook(self._begin), as_hook(self._note)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -58,7 +60,7 @@ class CallRecorder:
         self._start_over()
         modules = [*self._modules, *self.followers]
         self._hooked = {module for module in modules if module._forward_hooks or module._forward_pre_hooks}
-        begin, note, hooks = self._begin, self._note, []
+        (begin, note), hooks = self._hooks, []
         try:
             for module in modules:
                 hooks.append(module.register_forward_pre_hook(begin, with_kwargs=True))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._functorch.config
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
@@ -23,6 +22,7 @@ from hf_cgd.gradients import (
     gradient_scope,
     needs_static_shapes,
 )
+from hf_cgd.gradients.compiled import prepare_for_compiled_networks
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.estimators import Scale
@@ -243,9 +243,8 @@ def _require_static_shapes(forward_mode: str, engine: str) -> None:
 
 
 def _prepare_for_compiled_code() -> None:
-    """Make compiled backward passes repeatable: group gradients need several over one graph."""
-    # Compiled code may else reuse the memory of saved activations in the first of them, and refuses a second.
-    torch._functorch.config.donated_buffer = False
+    """Make compiled backward passes repeatable: group gradients need several over one graph. Say what may follow."""
+    prepare_for_compiled_networks()
     logger.warning(
         "torch_compile=True: group gradients are compared on the first step. Where compiled code hides what the "
         "single pass needs, each step takes one backward pass for each group, and a line of the log (INFO) says so."

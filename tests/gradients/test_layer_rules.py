@@ -20,7 +20,7 @@ from hf_cgd.gradients import (
     register_layer_rule,
 )
 from hf_cgd.gradients.layers import registry
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory
+from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory, products_of_groups
 from hf_cgd.gradients.layers.convolution import Conv2dRule
 from hf_cgd.gradients.layers.linear import LinearRule, TransposedLinearRule
 from hf_cgd.gradients.layers.norm import LayerNormRule
@@ -281,8 +281,14 @@ def test_the_short_ways_of_a_rule_give_what_the_defaults_give(name: str) -> None
         sketch = torch.ones(3, 4, dtype=torch.float64)
         with torch.no_grad():
             rule.add_projected(call, [gradient], order, "weight", (left, right), sketch)
+            factors = rule.projected(call, [gradient], "weight", (left, right))
         whole = torch.stack([one["weight"] for one in by_group]).view(3, len(weight), -1)
         assert torch.allclose(sketch, 1 + (left @ whole @ right).flatten(1))
+        assert (factors is not None) == (name == "Conv2d" or name.startswith(("Linear", "Conv1D")))
+        if factors is not None:
+            ones, others = ([factor, 2 * factor] for factor in factors)
+            products = products_of_groups(ones, others, order, torch.float64)
+            assert torch.allclose(products[:, 0], sketch - 1) and torch.allclose(products[:, 1], 4 * (sketch - 1))
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.gradients.autograd import Cut, scalar_with_gradients, unflatten, weighted_sum
+from hf_cgd.gradients.autograd import Cut, RowBlock, scalar_with_gradients, unflatten, weighted_sum
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory, scaled_by_example
 
 
@@ -41,17 +41,19 @@ class BackwardPass:
     dtype: torch.dtype
     memory: ReusedMemory
 
-    def scalar(self, loss: Tensor, coefficients: Tensor, known: dict[int, Tensor]) -> Tensor:
+    def scalar(self, loss: Tensor, coefficients: Tensor, known: Sequence[RowBlock]) -> Tensor:
         """The scalar that finishes the step.
 
         Args:
             loss: its value.
             coefficients: [B].
-            known: gradients [G, numel] of the groups, by id of the parameter. Those of other parameters are formed.
+            known: gradients of the groups. Those of parameters in none of these blocks are formed.
         """
         with torch.no_grad():
             of_groups = coefficients[self.order.first]
-            found = {parameter: weighted_sum(rows, of_groups) for parameter, rows in known.items()}
+            found: dict[int, Tensor] = {}
+            for block in known:
+                found |= block.weighted_sums(of_groups)
             self._add_missing(found, coefficients, self.calls, self.owned)
         return self._finish(loss, coefficients, _shaped(found, self.parameters))
 

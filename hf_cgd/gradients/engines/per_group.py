@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hf_cgd.arithmetic import moved
 from hf_cgd.gradients.autograd import Cut, flatten, owned_parameters, scalar_with_gradients, unflatten, weighted_sum
 from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.compiled import as_hook
 from hf_cgd.gradients.layers.base import GroupOrder
 from hf_cgd.gradients.structure import LossGraph
 
@@ -72,6 +73,7 @@ class PerGroupCutEngine(FastEngine):
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._cut: Cut | None = None
         self._seen = False
+        self._hook = as_hook(self._note)
 
     @property
     def cut(self) -> Cut | None:
@@ -82,7 +84,7 @@ class PerGroupCutEngine(FastEngine):
     def recording(self) -> Iterator[None]:
         """Goes around the forward pass: within, the first input of the scope is noted."""
         self._cut, self._seen = None, False
-        hooks = [module.register_forward_pre_hook(self._note, with_kwargs=True) for module in self._modules]
+        hooks = [module.register_forward_pre_hook(self._hook, with_kwargs=True) for module in self._modules]
         try:
             yield
         finally:

@@ -15,13 +15,16 @@ the same parameter does before the cut reaches it through the body, as ever, and
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.gradients.autograd import Cut, owned_parameters
+from hf_cgd.arithmetic import is_on_host
+from hf_cgd.gradients.autograd import Cut, RowBlock, owned_parameters
 from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.compiled import networks_are_compiled
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.gram import inner_products
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory
@@ -78,7 +81,9 @@ class SinglePassEngine(FastEngine):
             start += parameter.numel()
         self.size = start
         self.owned = owned_parameters(model, self.parameters)
-        others = [p for p in model.parameters() if id(p) not in self.places] if self.serves_others else []
+        # Which modules hold them shows on the first step only, and hooks on all would break compiled code into pieces.
+        serves = self.serves_others and not networks_are_compiled()
+        others = [p for p in model.parameters() if id(p) not in self.places] if serves else []
         self.outside = owned_parameters(model, others)
         self._held = {
             module: {**self.owned.get(module, {}), **self.outside.get(module, {})}
@@ -266,9 +271,15 @@ class SinglePassEngine(FastEngine):
             if small is not None:
                 return small
         rows = self._row_memory.of_shape((len(step.order.bounds), self.size), step.device, step.dtype)
-        fresh = set(self.places)
+        vectors = self.vectors_of(step)
+        known = {} if vectors is None else vectors.pieces()
+        for parameter, piece in known.items():
+            rows[:, slice(*self.places[parameter])] = piece
+        fresh = self.places.keys() - known.keys()
         for call, gradients in step.calls:
-            own = self.owned[call.module]
+            own = {name: p for name, p in self.owned[call.module].items() if id(p) not in known}
+            if not own:
+                continue
             targets = {name: rows[:, slice(*self.places[id(parameter)])] for name, parameter in own.items()}
             first = [name for name, parameter in own.items() if id(parameter) in fresh]
             call.rule.form_gradients(call, gradients, step.order, targets, first)
@@ -276,6 +287,32 @@ class SinglePassEngine(FastEngine):
         for parameter in fresh:
             rows[:, slice(*self.places[parameter])] = 0
         return rows
+
+    def vectors_of(self, step: BackwardPass) -> RowBlock | None:
+        """Gradients of biases and scales, for all groups and layers at once; None where there are none.
+
+        None on the host as well: there a slice of a layer that is in the cache anyway is faster than a call is short.
+        """
+        if is_on_host(step.order.first):
+            return None
+        left_out = {
+            id(p) for call, _ in step.calls if not call.rule.sums_vectors for p in self.owned[call.module].values()
+        }
+        everyone = GroupOrder.one_group_per_example(step.order.bounds[-1][1], step.device)
+        found: dict[int, Tensor] = {}
+        for call, gradients in step.calls:
+            own = self.owned[call.module]
+            names = [name for name, p in own.items() if p.ndim == 1 and id(p) not in left_out]
+            if not names or gradients[0] is None:
+                continue
+            for name, rows in call.rule.example_gradients(call, gradients, everyone, names, step.dtype).items():
+                place = id(own[name])
+                found[place] = found[place] + rows if place in found else rows
+        if not found:
+            return None
+        ends = list(accumulate(rows.shape[1] for rows in found.values()))
+        sums = step.order.sums(torch.cat(list(found.values()), dim=1))
+        return RowBlock(sums, dict(zip(found, pairwise([0, *ends]), strict=True)))
 
     def _small_rows_of(self, step: BackwardPass) -> Tensor | None:
         """The same for a small network whose rules form all of it at once; None where one does not."""
@@ -292,39 +329,54 @@ class SinglePassEngine(FastEngine):
             return None
         return torch.cat([parts[id(parameter)] for parameter in self.parameters], dim=1)
 
-    def gram_by_module(self, step: BackwardPass, reads_values: bool) -> tuple[Tensor, dict[int, Tensor]]:
-        """The Gram matrix, taken module by module while the gradients are in the cache.
+    def gram_by_module(self, step: BackwardPass, reads_values: bool) -> tuple[Tensor, list[RowBlock]]:
+        """The Gram matrix, on the host taken module by module while the gradients are in the cache.
 
         Returns:
-            [G, G] as of `inner_products`, and the gradients [G, numel] of as many parameters as the memory budget
-            lets, by id. They are valid until the next call of this or `rows_of`.
+            [G, G] as of `inner_products`, and the gradients of as many parameters as the memory budget lets. They are
+            valid until the next call of this or `rows_of`.
         """
+        vectors = self.vectors_of(step)
+        known = {} if vectors is None else vectors.places
         uses: dict[nn.Module, list[tuple[LayerCall, OutputGradients]]] = {}
         for call, gradients in step.calls:
-            uses.setdefault(call.module, []).append((call, gradients))
+            if any(id(p) not in known for p in self.owned[call.module].values()):
+                uses.setdefault(call.module, []).append((call, gradients))
+        owned = {module: {n: p for n, p in self.owned[module].items() if id(p) not in known} for module in uses}
         groups = len(step.order.bounds)
-        sizes = {module: sum(p.numel() for p in self.owned[module].values()) for module in uses}
+        sizes = {module: sum(p.numel() for p in own.values()) for module, own in owned.items()}
         keep = _within_budget(sizes, int(self.memory_budget // (groups * step.dtype.itemsize)))
         kept_size = sum(sizes[module] for module in keep)
         last = max((size for module, size in sizes.items() if module not in keep), default=0)
         memory = self._row_memory.of_shape((groups * (kept_size + last),), step.device, step.dtype)
+        kept = memory[: groups * kept_size].view(groups, kept_size)
+        by_module = is_on_host(step.order.first)
         products: list[Tensor] = []
-        kept: dict[int, Tensor] = {}
+        places: dict[int, tuple[int, int]] = {}
         used = 0
         for module, calls in uses.items():
-            own = self.owned[module]
-            start = used if module in keep else kept_size
-            block = memory[groups * start : groups * (start + sizes[module])].view(groups, -1)
+            own, size = owned[module], sizes[module]
+            is_kept = module in keep
+            block = (
+                kept[:, used : used + size] if is_kept else memory[kept.numel() :][: groups * size].view(groups, size)
+            )
             columns = block.split([p.numel() for p in own.values()], dim=1)
             targets = dict(zip(own, columns, strict=True))
             for place, (call, gradients) in enumerate(calls):
                 fresh = () if place else targets
                 call.rule.form_gradients(call, gradients, step.order, targets, fresh)
-            products.append(inner_products(block, reads_values))
-            if module in keep:
-                kept.update((id(parameter), targets[name]) for name, parameter in own.items())
-                used += sizes[module]
-        return torch.stack(products).sum(dim=0), kept
+            if by_module or not is_kept:
+                products.append(inner_products(block, reads_values))
+            if is_kept:
+                for parameter in own.values():
+                    places[id(parameter)] = (used, used + parameter.numel())
+                    used += parameter.numel()
+        blocks = [RowBlock(kept, places)] if kept_size else []
+        if vectors is not None:
+            blocks.append(vectors)
+        if not by_module:
+            products += [inner_products(block.rows, reads_values) for block in blocks]
+        return torch.stack(products).sum(dim=0), blocks
 
 
 class _SinglePassGradients(GroupGradients):
@@ -338,10 +390,10 @@ class _SinglePassGradients(GroupGradients):
         self._engine = engine
         self._step = step
         self._gram: Tensor | None = None
-        self._kept: dict[int, Tensor] = {}
+        self._kept: list[RowBlock] = []
 
     def _form_rows(self) -> Tensor:
-        self._kept = {}
+        self._kept = []
         with torch.no_grad():
             return self._engine.rows_of(self._step)
 

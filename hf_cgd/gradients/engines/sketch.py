@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.gradients.autograd import RowBlock
 from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
 from hf_cgd.gradients.gram import gram_matrix
-from hf_cgd.gradients.layers.base import ReusedMemory
+from hf_cgd.gradients.layers.base import ReusedMemory, products_of_groups
 from hf_cgd.gradients.verification import largest_error
 
 SKETCH_SIZE = 32
@@ -82,19 +83,41 @@ class SketchEngine(SinglePassEngine):
 
     def sketches_of(self, step: BackwardPass) -> Tensor:
         """Sketches [G, S] of the groups' gradients."""
-        sketches = torch.zeros(len(step.order.bounds), self._sketch_size, device=step.device, dtype=step.dtype)
+        groups, vectors = len(step.order.bounds), self.vectors_of(step)
+        pieces = {} if vectors is None else vectors.pieces()
+        known = frozenset(pieces)
+        factors: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
+
+        def piece(place: int) -> Tensor:
+            if place not in pieces:
+                start, end = self._sketch_places[place]
+                pieces[place] = torch.zeros(groups, end - start, device=step.device, dtype=step.dtype)
+            return pieces[place]
+
         for call, gradients in step.calls:
             targets = {}
             for name, parameter in self.owned[call.module].items():
-                target = sketches[:, slice(*self._sketch_places[id(parameter)])]
-                projections = self._projections.get(id(parameter))
+                place = id(parameter)
+                if place in known:
+                    continue
+                projections = self._projections.get(place)
                 if projections is None:
-                    targets[name] = target
+                    targets[name] = piece(place)
+                    continue
+                pair = call.rule.projected(call, gradients, name, projections)
+                if pair is None:
+                    call.rule.add_projected(call, gradients, step.order, name, projections, piece(place))
                 else:
-                    call.rule.add_projected(call, gradients, step.order, name, projections, target)
+                    factors.setdefault(pair[0].shape[1], []).append((place, *pair))
             if targets:
                 call.rule.form_gradients(call, gradients, step.order, targets)
-        return sketches
+        # Layers with as many positions together: a product for each group, whatever their number.
+        for alike in factors.values():
+            places, lefts, rights = zip(*alike, strict=True)
+            products = products_of_groups(lefts, rights, step.order, step.dtype)
+            for place, product in zip(places, products.unbind(1), strict=True):
+                pieces[place] = pieces[place] + product if place in pieces else product
+        return torch.cat([piece(id(parameter)) for parameter in self.parameters], dim=1)
 
     def exact_gram(self, step: BackwardPass) -> Tensor:
         """Inner products [G, G] of the gradients themselves, in memory for one module at a time that is given back."""
@@ -105,13 +128,10 @@ class SketchEngine(SinglePassEngine):
         self._row_memory = ReusedMemory()
         return gram
 
-    def kept_whole(self, sketches: Tensor) -> dict[int, Tensor]:
-        """The gradients [G, numel], by id of the parameter, that stand in the sketches as they are."""
-        return {
-            parameter: sketches[:, slice(*place)]
-            for parameter, place in self._sketch_places.items()
-            if parameter not in self._projections
-        }
+    def kept_whole(self, sketches: Tensor) -> RowBlock:
+        """The gradients that stand in the sketches [G, S] as they are."""
+        places = self._sketch_places.items()
+        return RowBlock(sketches, {place: where for place, where in places if place not in self._projections})
 
 
 class _SketchGradients(GroupGradients):
@@ -132,4 +152,4 @@ class _SketchGradients(GroupGradients):
             return self._engine.exact_gram(self._step)
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
-        return self._step.scalar(loss, coefficients, self._engine.kept_whole(self.rows))
+        return self._step.scalar(loss, coefficients, [self._engine.kept_whole(self.rows)])

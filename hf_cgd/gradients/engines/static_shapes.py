@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.gradients.autograd import RowBlock
 from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
@@ -64,7 +65,7 @@ class _StaticGradients(GroupGradients):
         super().__init__()
         self._step = step
         self._by_group = by_group
-        self._kept: dict[int, Tensor] = {}
+        self._kept: list[RowBlock] = []
 
     def _form_rows(self) -> Tensor:
         columns: dict[int, Tensor] = {}
@@ -82,7 +83,9 @@ class _StaticGradients(GroupGradients):
                         _add(kept, place, rows)
                     else:
                         not_kept.add(place)
-            self._kept = {place: rows for place, rows in kept.items() if place not in not_kept}
+            self._kept = [
+                RowBlock(rows, {place: (0, rows.shape[1])}) for place, rows in kept.items() if place not in not_kept
+            ]
             return torch.cat(
                 [
                     columns[id(p)] if id(p) in columns else self._by_group.new_zeros(len(self._by_group), p.numel())

@@ -152,8 +152,20 @@ class GroupOrder:
 
     def split(self, tensor: Tensor) -> list[Tensor]:
         """The rows of each group of a tensor [B, …], group by group."""
-        rows = self.sorted(tensor)
-        return [rows[start:end] for start, end in self.bounds]
+        return self.parts(self.sorted(tensor))
+
+    def parts(self, in_order: Tensor) -> list[Tensor]:
+        """The same of a tensor in the order of the groups."""
+        return [in_order[start:end] for start, end in self.bounds]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all groups have as many examples."""
+        return len({end - start for start, end in self.bounds}) == 1
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum [G, …] over the examples of each group of values [B, …]."""
+        return torch.stack([rows.sum(dim=0) for rows in self.split(values)])
 
     def examples_of(self, group: int) -> Tensor:
         """Places in the batch of the examples of one group; `group` counts from 0 to G - 1."""
@@ -179,6 +191,8 @@ class LayerRule(ABC):
         runs_again: whether the module is run a second time.
         keeps_example_gradients: whether steps with static shapes keep the gradients [B, numel] of the examples until
             the end of the step. False: `weighted_gradients` is called in their place, which saves memory.
+        sums_vectors: whether `example_gradients` of parameters with one dimension (biases, scales) is a few operations
+            on the whole batch. On a device, where each of them is a launch, it then serves all groups at once.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -187,6 +201,7 @@ class LayerRule(ABC):
     reads_one_input: ClassVar[bool] = True
     runs_again: ClassVar[bool] = False
     keeps_example_gradients: ClassVar[bool] = True
+    sums_vectors: ClassVar[bool] = False
 
     @abstractmethod
     def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
@@ -271,6 +286,22 @@ class LayerRule(ABC):
         self.form_gradients(call, scaled, everyone, rows)
         return {name: row[0] for name, row in rows.items()}
 
+    def projected(
+        self, call: LayerCall, gradients: OutputGradients, name: str, projections: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Two narrow factors of the sketch S1 G S2 of each group's gradient G of one parameter.
+
+        Args:
+            call, gradients: as for `form_gradients`.
+            name: of the parameter, which has two dimensions or more.
+            projections: S1 [r, first dimension of the parameter] and S2 [product of the others, r].
+
+        Returns:
+            [B, N, r] twice. The sketch is the sum of left_p right_p^T over a group's examples and their N positions p.
+            None where the layer has none: `add_projected` is called then.
+        """
+        return None
+
     def add_projected(
         self,
         call: LayerCall,
@@ -280,14 +311,15 @@ class LayerRule(ABC):
         projections: tuple[Tensor, Tensor],
         target: Tensor,
     ) -> None:
-        """Add the sketch S1 G S2 of each group's gradient G of one parameter.
+        """Add the sketch S1 G S2 of each group's gradient G of one parameter, which is formed whole.
 
         Args:
             call, gradients, order: as for `form_gradients`.
-            name: of the parameter, which has two dimensions or more.
-            projections: S1 [r, first dimension of the parameter] and S2 [product of the others, r].
+            name, projections: as for `projected`.
             target: [G, r * r] to add to.
         """
+        if all(gradient is None for gradient in gradients):
+            return
         left, right = projections
         whole = target.new_zeros(len(order.bounds), left.shape[1] * right.shape[0])
         self.form_gradients(call, gradients, order, {name: whole})
@@ -334,17 +366,19 @@ def others_zero(tensor: Tensor, chosen: Tensor) -> Tensor:
     return torch.zeros_like(tensor).index_copy_(0, chosen, tensor.index_select(0, chosen))
 
 
-def add_products(left: Tensor, right: Tensor, order: GroupOrder, target: Tensor) -> None:
-    """Add each group's sum of left_p right_p^T over its examples and their positions p to target [G, r * r].
+def products_of_groups(
+    lefts: Sequence[Tensor], rights: Sequence[Tensor], order: GroupOrder, dtype: torch.dtype
+) -> Tensor:
+    """Each group's sums of left_p right_p^T over its examples and their positions p: [G, L, r * r] in that type.
 
     Args:
-        left, right: [B, …, r], with as many positions in all.
+        lefts, rights: L tensors [B, N, r] each.
         order: the groups.
-        target: [G, r * r].
+        dtype: of the result.
     """
-    rank = left.shape[-1]
-    left_parts = order.split(left.reshape(len(left), -1, rank))
-    right_parts = order.split(right.reshape(len(right), -1, rank))
-    for row, one, other in zip(target, left_parts, right_parts, strict=True):
-        product = one.flatten(0, 1).T @ other.flatten(0, 1)
-        row += product.flatten().to(row.dtype)
+    left, right = (torch.stack([order.sorted(part) for part in parts]) for parts in (lefts, rights))
+    products = [
+        torch.bmm(left[:, start:end].flatten(1, 2).mT, right[:, start:end].flatten(1, 2))
+        for start, end in order.bounds
+    ]
+    return torch.stack(products).flatten(2).to(dtype)

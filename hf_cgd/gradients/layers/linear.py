@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_cgd.arithmetic import is_on_host
 from hf_cgd.gradients.layers.base import (
     PLAIN_NODES,
     GroupOrder,
@@ -14,7 +15,6 @@ from hf_cgd.gradients.layers.base import (
     LayerRule,
     OutputGradients,
     ReusedMemory,
-    add_products,
 )
 from hf_cgd.models.outputs import tensors_in
 
@@ -34,6 +34,7 @@ class LinearRule(LayerRule):
 
     needs_weights = False
     keeps_example_gradients = False
+    sums_vectors = True
     nodes = AFFINE_NODES
 
     def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
@@ -105,22 +106,17 @@ class LinearRule(LayerRule):
         rows, columns = self._by_dimension(left, right)
         return {"weight": (rows.T @ columns).flatten().to(dtype), **found}
 
-    def add_projected(
-        self,
-        call: LayerCall,
-        gradients: OutputGradients,
-        order: GroupOrder,
-        name: str,
-        projections: tuple[Tensor, Tensor],
-        target: Tensor,
-    ) -> None:
-        """See `LayerRule.add_projected`. S1 and S2 shrink the layer's inputs and gradients before their product."""
+    def projected(
+        self, call: LayerCall, gradients: OutputGradients, name: str, projections: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """See `LayerRule.projected`. S1 and S2 shrink the layer's gradients and inputs before their product."""
         gradient = gradients[0]
         if gradient is None:
-            return
+            return None
         left, right = (matrix.to(gradient) for matrix in projections)
         rows, columns = self._by_dimension(gradient, call.inputs.to(gradient.dtype))
-        add_products(rows @ left.T, columns @ right, order, target)
+        batch, rank = len(gradient), left.shape[0]
+        return (rows @ left.T).reshape(batch, -1, rank), (columns @ right).reshape(batch, -1, rank)
 
     def example_gradients(
         self,
@@ -134,14 +130,15 @@ class LinearRule(LayerRule):
         gradient, batch = gradients[0], len(order.bounds)
         if gradient is None:
             return super().example_gradients(call, gradients, order, names, dtype)
-        inputs = call.inputs.to(gradient.dtype)
         gradient = gradient.reshape(batch, -1, gradient.shape[-1])
-        rows, columns = self._by_dimension(gradient, inputs.reshape(batch, -1, inputs.shape[-1]))
-        found = {
-            "weight": (rows.transpose(1, 2) @ columns).flatten(1),
-            "bias": gradient.sum(dim=1, dtype=dtype),
-        }
-        return {name: found[name].to(dtype) for name in names}
+        found = {}
+        if "weight" in names:
+            inputs = call.inputs.to(gradient.dtype)
+            rows, columns = self._by_dimension(gradient, inputs.reshape(batch, -1, inputs.shape[-1]))
+            found["weight"] = (rows.transpose(1, 2) @ columns).flatten(1).to(dtype)
+        if "bias" in names:
+            found["bias"] = gradient.sum(dim=1, dtype=dtype)
+        return found
 
     def _matrix(self, weight: Tensor) -> Tensor:
         """The weight as [out, in]."""
@@ -156,24 +153,38 @@ class LinearRule(LayerRule):
     ) -> None:
         if self._add_at_once(call, gradient, order, targets, write_over):
             return
-        gradient_parts = order.split(gradient)
+        gradient = order.sorted(gradient)
         if "weight" in targets:
             weight: Any = call.module.weight
-            input_parts = order.split(call.inputs.to(gradient.dtype))
-            for target, left, right in zip(targets["weight"], gradient_parts, input_parts, strict=True):
-                rows, columns = self._by_dimension(left.flatten(0, -2), right.flatten(0, -2))
-                matrix = target.view(weight.shape)
-                # One pass over the target in place of three; it is as large as all the groups' gradients.
-                if matrix.dtype != rows.dtype:
-                    product = (rows.T @ columns).to(matrix.dtype)
-                    matrix.copy_(product) if write_over else matrix.add_(product)
-                elif write_over:
-                    torch.mm(rows.T, columns, out=matrix)
-                else:
-                    matrix.addmm_(rows.T, columns)
+            matrices = targets["weight"].unflatten(1, weight.shape)
+            # One pass over the target in place of three; it is as large as all the groups' gradients.
+            same_type = matrices.dtype == gradient.dtype
+            products = matrices if same_type else torch.empty_like(matrices, dtype=gradient.dtype)
+            inputs = order.sorted(call.inputs.to(gradient.dtype))
+            self._multiply(gradient, inputs, order, products, write_over or not same_type)
+            if not same_type:
+                matrices.copy_(products) if write_over else matrices.add_(products)
         if "bias" in targets:
-            for target, part in zip(targets["bias"], gradient_parts, strict=True):
+            for target, part in zip(targets["bias"], order.parts(gradient), strict=True):
                 target += part.flatten(0, -2).sum(dim=0, dtype=target.dtype)
+
+    def _multiply(
+        self, gradient: Tensor, inputs: Tensor, order: GroupOrder, products: Tensor, write_over: bool
+    ) -> None:
+        """The products [G, …] of gradient and inputs, both in the order of the groups: written, or added to."""
+        if order.is_even and not is_on_host(gradient):
+            # Where each call is a launch, one for all groups.
+            left, right = (part.reshape(len(products), -1, part.shape[-1]) for part in (gradient, inputs))
+            rows, columns = self._by_dimension(left, right)
+            products.baddbmm_(rows.mT, columns, beta=0 if write_over else 1)
+            return
+        pairs = zip(order.parts(gradient), order.parts(inputs), strict=True)
+        for product, (left, right) in zip(products, pairs, strict=True):
+            rows, columns = self._by_dimension(left.flatten(0, -2), right.flatten(0, -2))
+            if write_over:
+                torch.mm(rows.T, columns, out=product)
+            else:
+                product.addmm_(rows.T, columns)
 
     def _add_at_once(
         self, call: LayerCall, gradient: Tensor, order: GroupOrder, targets: dict[str, Tensor], write_over: bool

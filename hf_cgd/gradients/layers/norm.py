@@ -14,6 +14,7 @@ class LayerNormRule(LayerRule):
     """For nn.LayerNorm itself, not its subclasses, which may compute something else."""
 
     needs_weights = False
+    sums_vectors = True
     nodes = PLAIN_NODES | {"NativeLayerNormBackward0"}
 
     def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
@@ -55,11 +56,10 @@ class LayerNormRule(LayerRule):
         if gradient is None:
             return super().example_gradients(call, gradients, order, names, dtype)
         assert isinstance(module, nn.LayerNorm)
-        inputs, gradient = call.inputs.to(dtype), gradient.to(dtype)
-        normal = F.layer_norm(inputs, module.normalized_shape, eps=module.eps)
-        size = module.weight.numel()
-        found = {
-            "weight": (gradient * normal).reshape(batch, -1, size).sum(dim=1),
-            "bias": gradient.reshape(batch, -1, size).sum(dim=1, dtype=dtype),
-        }
-        return {name: found[name].to(dtype) for name in names}
+        size, found = module.weight.numel(), {}
+        if "weight" in names:
+            normal = F.layer_norm(call.inputs.to(dtype), module.normalized_shape, eps=module.eps)
+            found["weight"] = (gradient.to(dtype) * normal).reshape(batch, -1, size).sum(dim=1)
+        if "bias" in names:
+            found["bias"] = gradient.reshape(batch, -1, size).sum(dim=1, dtype=dtype)
+        return found
