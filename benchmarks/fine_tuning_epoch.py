@@ -121,6 +121,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     tf.logging.set_verbosity_error()
+    tf.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     epoch = Epoch(options.data_dir, options.model, tuple(options.rows), options.batch, options.max_length)
     for method in METHODS:
