@@ -96,7 +96,7 @@ def operations_of(steps: Steps, method: str) -> Operations:
 
 
 def text(layers: int = 6) -> Any:
-    """DistilBERT at a sixteenth of its width."""
+    """DistilBERT at a twelfth of its width."""
     config = tf.DistilBertConfig(vocab_size=500, dim=64, hidden_dim=256, n_layers=layers, n_heads=4, num_labels=2)
     return tf.DistilBertForSequenceClassification(config)
 
