@@ -12,7 +12,15 @@ from pathlib import Path
 from hf_cgd.cli import readable_errors
 from hf_cgd.experiments.studies import cosines
 from hf_cgd.experiments.studies import simple_settings as simple
-from hf_cgd.experiments.studies.cosines.choice import METHODS, ChoiceResult, choice_study, choice_table, probe_table
+from hf_cgd.experiments.studies.cosines.choice import (
+    EQUAL,
+    METHODS,
+    ChoiceResult,
+    choice_study,
+    choice_table,
+    gains_table,
+    probe_table,
+)
 from hf_cgd.experiments.studies.cosines.tables import read_table, table_task
 from hf_cgd.tasks import mnist
 
@@ -48,10 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> list[ChoiceResult]:
         for task, names in _tasks(options, seeds):
             ways = options.steps, options.batch_size, names, not options.ordinary, methods
             results.append(choice_study(task, seeds, *ways))
-            print(f"{choice_table(results[-1:])}\n\n{probe_table(results[-1:])}\n", flush=True)
+            print(f"{choice_table(results[-1:])}\n\n{_gains(results[-1:])}{probe_table(results[-1:])}\n", flush=True)
     if len(results) > 1:
-        print(choice_table(results))
+        print(f"{choice_table(results)}\n\n{_gains(results)}")
     return results
+
+
+def _gains(results: Sequence[ChoiceResult]) -> str:
+    """The table of gains, where equal weights were run."""
+    return f"{gains_table(results)}\n\n" if any(o.method.name == EQUAL for o in results[0].outcomes) else ""
 
 
 def _tasks(options: argparse.Namespace, seeds: Sequence[int]) -> Iterator[tuple[cosines.StudyTask, Sequence[str]]]:

@@ -138,6 +138,15 @@ def test_script(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "label:1 place:7" in printed and "cgd, split halves" in printed
     worst = result.scores("erm_uw")
     assert worst.shape == (1,) and f"{worst[0]:.1f}" in printed
+    gain = result.scores("cgd, consensus")[0] - worst[0]
+    cells = [line.split("|")[2:-1] for line in printed.splitlines() if line.startswith("| trips")][1]
+    assert float(cells[4].split()[0]) == pytest.approx(gain, abs=0.051), "columns but for equal weights"
+    (alone,) = script["main"](
+        [*line, "--seeds", "2", "--steps", "3", "--batch_size", "16", "--methods", "cgd, consensus"]
+    )
+    assert [outcome.method.name for outcome in alone.outcomes] == ["cgd, consensus"] * 3
+    assert alone.scores("cgd, consensus").tolist() == result.scores("cgd, consensus").tolist(), "whatever else is run"
+    assert "less erm_uw" not in capsys.readouterr().out
     ordinary = ["--ordinary", "--first_seed", "4", "--rows", "200", "--spoilt", "1"]
     (other,) = script["main"]([*line, *ordinary, "--seeds", "2", "--steps", "3", "--batch_size", "16"])
     assert sum(other.counts) == 120 and "cgd, consensus" in capsys.readouterr().out

@@ -14,9 +14,10 @@ from hf_cgd.experiments.studies.simple_settings import SEARCH
 from hf_cgd.metrics.diagnosis import GroupDiagnosis
 from hf_cgd.metrics.tables import markdown, mean_and_deviation
 
+EQUAL = "erm_uw"
 METHODS = (
     Method("erm_uw, reference", None, by_size=True),
-    Method("erm_uw", None),
+    Method(EQUAL, None),
     Method("group_dro", None, by_loss=True),
     Method("cgd", paper),
     Method("cgd, split halves", split_half),
@@ -97,6 +98,17 @@ def choice_table(results: Sequence[ChoiceResult]) -> str:
             step = f", {result.chosen(method.name).step_size:g}" if moves else ""
             row.append(mean_and_deviation(result.scores(method.name), 1) + step)
         rows.append(row)
+    return markdown(rows)
+
+
+def gains_table(results: Sequence[ChoiceResult]) -> str:
+    """Points of the worst test group beyond equal weights, seed by seed: mean (standard deviation)."""
+    methods = list(dict.fromkeys(outcome.method.name for outcome in results[0].outcomes))
+    others = [name for name in methods if name != EQUAL]
+    rows = [["less erm_uw", *others]]
+    for result in results:
+        equal = result.scores(EQUAL)
+        rows.append([result.task.title, *(mean_and_deviation(result.scores(name) - equal, 1) for name in others)])
     return markdown(rows)
 
 
