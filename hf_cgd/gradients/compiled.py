@@ -30,4 +30,4 @@ def networks_are_compiled() -> bool:
 
 def as_hook(function: Hook) -> Hook:
     """The function as a hook that a compiler runs and does not trace: traced, it breaks into a graph for each line."""
-    return torch.compiler.disable(function) if _networks_are_compiled else function  # type: ignore[no-any-return]
+    return torch.compiler.disable(function) if _networks_are_compiled else function
