@@ -1,33 +1,43 @@
 """Networks that `torch.compile` compiles: what has to be set for several backward passes, and for hooks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
-_networks_are_compiled = False
+_is_compiled: ContextVar[bool] = ContextVar("is_compiled", default=False)
 
 
 def prepare_for_compiled_networks() -> None:
-    """Make compiled backward passes repeatable, and hooks of engines that are built from now on run as they stand."""
+    """Make compiled backward passes repeatable, and hooks count when compiled code is chosen, in the whole process."""
     import torch._dynamo.config
     import torch._functorch.config
 
-    global _networks_are_compiled
-    _networks_are_compiled = True
     # Compiled code may else reuse the memory of saved activations in the first of them, and refuses a second.
     torch._functorch.config.donated_buffer = False
     # Blocks of one class share their code. Without this, that of a block without hooks serves those that have some.
     torch._dynamo.config.skip_nnmodule_hook_guards = False
 
 
-def networks_are_compiled() -> bool:
-    """Whether a run of this process has asked for it."""
-    return _networks_are_compiled
+@contextmanager
+def engines_for(network_is_compiled: bool) -> Iterator[None]:
+    """Goes around the construction of engines: within, they are made for a network that is compiled, or is not."""
+    before = _is_compiled.set(network_is_compiled)
+    try:
+        yield
+    finally:
+        _is_compiled.reset(before)
+
+
+def network_is_compiled() -> bool:
+    """Whether the engine that is being built is for a compiled network."""
+    return _is_compiled.get()
 
 
 def as_hook(function: Hook) -> Hook:
     """The function as a hook that a compiler runs and does not trace: traced, it breaks into a graph for each line."""
-    return torch.compiler.disable(function) if _networks_are_compiled else function
+    return torch.compiler.disable(function) if _is_compiled.get() else function

@@ -178,14 +178,15 @@ class EngineChoice:
             assert self.tensor_hooks is not None
             return self.tensor_hooks
         self.tensor_hooks = None
-        if self._args.torch_compile:
+        compiled = self._args.torch_compile
+        if compiled:
             _prepare_for_compiled_code()
         parameters = list(self._scope(model).values())
         # The fast engines need one forward pass of the whole batch, and one coefficient for each group.
         if engine == "per_group" or options.forward_mode == "split" or not objective.linear_in_losses:
             return PerGroupEngine(parameters)
         static = needs_static_shapes(self._args.device)
-        return AutoEngine(model, parameters, engine, communication.all_agree, static=static)
+        return AutoEngine(model, parameters, engine, communication.all_agree, static=static, compiled=compiled)
 
     def _communication_of(self, accelerator: Accelerator) -> Communication:
         # One for all runs: it may hold a process group of its own.
@@ -243,7 +244,7 @@ def _require_static_shapes(forward_mode: str, engine: str) -> None:
 
 
 def _prepare_for_compiled_code() -> None:
-    """Make compiled backward passes repeatable: group gradients need several over one graph. Say what may follow."""
+    """Group gradients need several backward passes over one graph. Say what may follow."""
     prepare_for_compiled_networks()
     logger.warning(
         "torch_compile=True: group gradients are compared on the first step. Where compiled code hides what the "

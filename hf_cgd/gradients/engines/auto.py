@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.compiled import engines_for
 from hf_cgd.gradients.engines.per_group import PerGroupCutEngine, PerGroupEngine
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
 from hf_cgd.gradients.engines.sketch import SketchEngine
@@ -46,6 +47,7 @@ class AutoEngine(GradientEngine):
         seed: of the sketch's random matrices.
         static: whether all steps must have the same shapes (see `StaticShapesEngine`). Then `groups` are all K. Where
             the single pass is not exact, the per-group engine takes one backward pass for each of them.
+        compiled: whether `torch.compile` compiles the network (see `prepare_for_compiled_networks`).
 
     Raises:
         ValueError: another engine is asked for.
@@ -61,6 +63,7 @@ class AutoEngine(GradientEngine):
         agree: Callable[[bool], bool] | None = None,
         seed: int = 0,
         static: bool = False,
+        compiled: bool = False,
     ) -> None:
         if engine not in get_args(CheckedEngine):
             raise ValueError(
@@ -78,6 +81,7 @@ class AutoEngine(GradientEngine):
         self._agree = agree or (lambda yes: yes)
         self._seed = seed
         self._static = static
+        self._compiled = compiled
         self._exact = PerGroupEngine(self.parameters)
         self._signature = ScopeSignature(model, self.parameters)
         self._start_over()
@@ -87,14 +91,18 @@ class AutoEngine(GradientEngine):
         self._made_for = self._signature.now()
         self._verdicts: Verdicts | None = Verdicts()
         self._ruled_out: list[str] = []
-        self._candidates: list[FastEngine] = []
+        with engines_for(self._compiled):
+            self._candidates = self._candidates_of()
+
+    def _candidates_of(self) -> list[FastEngine]:
         if self._engine == "sketch":
-            self._candidates.append(SketchEngine(self._model, self.parameters, seed=self._seed))
-        else:
-            kind = StaticShapesEngine if self._static else SinglePassEngine
-            self._candidates.append(kind(self._model, self.parameters))
-        if self._engine == "auto" and not self._static:
-            self._candidates.append(PerGroupCutEngine(self._model, self.parameters))
+            return [SketchEngine(self._model, self.parameters, seed=self._seed)]
+        if self._static:
+            return [StaticShapesEngine(self._model, self.parameters)]
+        found: list[FastEngine] = [SinglePassEngine(self._model, self.parameters)]
+        if self._engine == "auto":
+            found.append(PerGroupCutEngine(self._model, self.parameters))
+        return found
 
     def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass."""

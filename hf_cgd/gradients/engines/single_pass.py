@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hf_cgd.arithmetic import is_on_host
 from hf_cgd.gradients.autograd import Cut, RowBlock, owned_parameters
 from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
-from hf_cgd.gradients.compiled import networks_are_compiled
+from hf_cgd.gradients.compiled import network_is_compiled
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.gram import inner_products
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory
@@ -82,7 +82,7 @@ class SinglePassEngine(FastEngine):
         self.size = start
         self.owned = owned_parameters(model, self.parameters)
         # Which modules hold them shows on the first step only, and hooks on all would break compiled code into pieces.
-        serves = self.serves_others and not networks_are_compiled()
+        serves = self.serves_others and not network_is_compiled()
         others = [p for p in model.parameters() if id(p) not in self.places] if serves else []
         self.outside = owned_parameters(model, others)
         self._held = {
