@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer, gradient_scope
 from hf_cgd.gradients import AutoEngine, PerGroupEngine, SinglePassEngine, verification
+from hf_cgd.gradients.compiled import engines_for, network_is_compiled
 from hf_cgd.gradients.layers import registry
 from hf_cgd.gradients.layers.linear import LinearRule
 from hf_cgd.models.heads import LossOptions, head_of
@@ -293,3 +294,15 @@ def test_a_trainers_run_is_that_of_one_pass_per_group(tmp_path: Path, name: str,
     torch.testing.assert_close(parameters_of(fast.model), parameters_of(exact.model), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(fast.group_weights, exact.group_weights, rtol=1e-4, atol=1e-6)
     assert (parameters_of(fast.model) - parameters_of(tiny_model(name))).abs().max() > 1e-3
+
+
+def test_an_engine_for_a_compiled_network_leaves_no_trace_in_later_ones() -> None:
+    """There weights outside of the scope are not served, since their hooks would cut the compiled code to pieces."""
+    model = Small()
+    scope = list(model.middle.parameters())
+    AutoEngine(model, scope, compiled=True)
+    assert not network_is_compiled()
+    with engines_for(True):
+        assert not SinglePassEngine(model, scope).outside
+    served = {id(p) for held in SinglePassEngine(model, scope).outside.values() for p in held.values()}
+    assert served == {id(p) for p in model.parameters()} - {id(p) for p in scope}
