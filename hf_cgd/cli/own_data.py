@@ -11,14 +11,13 @@ from transformers import set_seed
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors, show_messages
 from hf_cgd.cli.comparison import begin_or_go_on, compared, is_finished, write_comparison
 from hf_cgd.cli.data_check import load_checked
-from hf_cgd.cli.model_inputs import require_images, tokenized, with_pixel_values
+from hf_cgd.cli.model_inputs import columns_beside_images, require_images, tokenized, with_pixel_values
 from hf_cgd.cli.networks import image_classifier, text_classifier
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
 from hf_cgd.cli.results import left_in, summary_of, where_it_is
 from hf_cgd.cli.training import BEST_WORST_GROUP, complete_results, run
 from hf_cgd.data import sources
-from hf_cgd.trainer.reference_losses import column_of
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
 logger = logging.getLogger(__name__)
@@ -153,9 +152,7 @@ def _image_network(own: ImageOptions, names: Sequence[str]) -> tuple[Any, Any]:
 
 
 def _read_images(own: ImageOptions, config: RecipeConfig, splits: DatasetDict, processor: Any) -> DatasetDict:
-    beside = [config.example_weight_column, column_of(None, config)]
-    groups = [*(config.group_column or ()), *(config.eval_group_column or ())]
-    kept = ["label", *groups, *(name for name in beside if name is not None)]
+    kept = columns_beside_images(config)
     return DatasetDict(
         {
             name: with_pixel_values(

@@ -12,6 +12,7 @@ from transformers import set_seed
 
 from hf_cgd.cli.command_line import RecipeConfig, parse_command_line, readable_errors
 from hf_cgd.cli.epoch_decay import EpochDecay
+from hf_cgd.cli.model_inputs import columns_beside_images
 from hf_cgd.cli.networks import image_classifier, text_classifier
 from hf_cgd.cli.own_data_options import CHANNELS_LAST
 from hf_cgd.cli.published import published_table
@@ -22,7 +23,6 @@ from hf_cgd.data.image_preparation import IMAGENET_MEAN, IMAGENET_STD
 from hf_cgd.data.image_reading import with_pixels
 from hf_cgd.models.batch_norm import freeze_batch_norm
 from hf_cgd.tasks.base import Task
-from hf_cgd.trainer.reference_losses import column_of
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
 MAX_LENGTH = 128
@@ -158,12 +158,13 @@ class TaskRecipe:
         if info.kind == "pixels":
             return splits
         preparation = task.image_preparation(_preset(own))
-        beside = [config.example_weight_column, column_of(None, config)]
-        groups = [*(config.group_column or ()), *(config.eval_group_column or ())]
-        kept = ["label", *groups, *(name for name in beside if name is not None)]
         mean, std = scale_of(processor)
         return with_pixels(
-            splits, info.inputs[0], task.open_image, lambda training: preparation.steps(training, mean, std), kept
+            splits,
+            info.inputs[0],
+            task.open_image,
+            lambda training: preparation.steps(training, mean, std),
+            columns_beside_images(config),
         )
 
 
