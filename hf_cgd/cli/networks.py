@@ -69,42 +69,35 @@ def image_classifier(
         ImportError: timm is not installed.
         ValueError: an unknown architecture, or an option of timm's for another kind of model.
     """
-    model, processor = _image_classifier(name, label_names, pretrained, weights, in_chans, image_format)
-    return (model.to(memory_format=torch.channels_last) if channels_last else model), processor
-
-
-def _image_classifier(
-    name: str,
-    label_names: Sequence[str],
-    pretrained: bool,
-    weights: str | Path | None,
-    in_chans: int,
-    image_format: Mapping[str, Any],
-) -> tuple[nn.Module, Any]:
     name = name.removeprefix(LOCAL_DIR)
     folder = _timm_folder(name)
+    architecture = name.removeprefix("timm/")
+    of_timm = [*image_format, *(["weights"] if weights else []), *(["in_chans"] if in_chans != 3 else [])]
     if folder is not None:
         architecture, stated, file = folder
-        return _timm_classifier(
-            architecture, label_names, pretrained, (weights or file) if pretrained else weights, in_chans,
-            {**stated, **image_format},
-        )  # fmt: skip
-    architecture = name.removeprefix("timm/")
-    if not os.path.isdir(name) and "/" not in architecture:
-        return _timm_classifier(architecture, label_names, pretrained, weights, in_chans, image_format)
-    of_timm = [*image_format, *(["weights"] if weights else []), *(["in_chans"] if in_chans != 3 else [])]
-    if of_timm:
+        own = (weights or file) if pretrained else weights
+        model, processor = _timm_classifier(
+            architecture, label_names, pretrained, own, in_chans, {**stated, **image_format}
+        )
+    elif not os.path.isdir(name) and "/" not in architecture:
+        model, processor = _timm_classifier(architecture, label_names, pretrained, weights, in_chans, image_format)
+    elif of_timm:
         raise ValueError(
             f"The size and scale of images belong to the model {name!r} itself: remove {', '.join(of_timm)}, or "
             "name a timm architecture such as resnet18."
         )
+    else:
+        model, processor = _transformers_classifier(name, label_names, pretrained)
+    return (model.to(memory_format=torch.channels_last) if channels_last else model), processor
+
+
+def _transformers_classifier(name: str, label_names: Sequence[str], pretrained: bool) -> tuple[nn.Module, Any]:
     with _naming_the_model(name):
         processor = AutoImageProcessor.from_pretrained(name)
         if not pretrained:
             config = AutoConfig.from_pretrained(name, **_label_options(label_names))
             return AutoModelForImageClassification.from_config(config), processor
-        model = _loaded(AutoModelForImageClassification, name, label_names)
-    return model, processor
+        return _loaded(AutoModelForImageClassification, name, label_names), processor
 
 
 def _timm_folder(name: str) -> tuple[str, dict[str, Any], Path] | None:
