@@ -1,20 +1,12 @@
 """The small half of benchmarks/networks.py: real networks, perturbed, every step against plain autograd in float64."""
 
-import importlib.util
-import sys
+from typing import Any
 
 import pytest
-from paths import BENCHMARKS
+from paths import benchmark
 
-# Behind the tests' own helpers, which have a module `networks` as well.
-sys.path.append(str(BENCHMARKS))
-import networks_of as catalogue
-
-_spec = importlib.util.spec_from_file_location("sweep_over_networks", BENCHMARKS / "networks.py")
-assert _spec is not None and _spec.loader is not None
-sweep = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = sweep
-_spec.loader.exec_module(sweep)
+sweep: Any = benchmark("networks")
+catalogue: Any = benchmark("networks_of")
 
 HALF = {
     ("text", "bert"): "single_pass",

@@ -1,14 +1,11 @@
 """What engines do in fewer operations on a device gives the same numbers, and how many operations a step then has."""
 
-import importlib.util
-import sys
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from paths import BENCHMARKS
+from paths import benchmark
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -74,25 +71,15 @@ def test_the_way_on_a_device_gives_the_gradients_of_one_pass_per_group(
     assert torch.allclose(given, 3 * weights @ expected)
 
 
-def _benchmark() -> ModuleType:
-    sys.path.append(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("operations_benchmark", BENCHMARKS / "operations.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_the_operations_of_a_step_hardly_grow_with_the_groups() -> None:
-    benchmark: Any = _benchmark()
+    script: Any = benchmark("operations")
 
     def count(groups: int, method: str = "cgd", declared: int | None = None, layers: int = 3, batch: int = 24) -> int:
-        build = lambda: benchmark.text(layers)  # noqa: E731
+        build = lambda: script.text(layers)  # noqa: E731
         declared = groups if declared is None else declared
-        setting = benchmark.Setting(build, batch, declared, groups, tokens=8, vocabulary=500)
-        return int(benchmark.operations_of(benchmark.steps_of(setting, {}), method).total)
+        setting = script.Setting(build, batch, declared, groups, tokens=8, vocabulary=500)
+        return int(script.operations_of(script.steps_of(setting, {}), method).total)
 
     four, stock = count(4), count(4, "stock")
     # One sum for each of eight more groups. The Gram matrix is still one tile wide.
