@@ -15,6 +15,7 @@ from hf_cgd.data.image_preparation import AREA, SHAPE, Augmentation
 from hf_cgd.data.image_reading import undecoded
 from hf_cgd.data.images import opened_image
 from hf_cgd.data.table_places import listed
+from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.reference_losses import column_of
 
 THREADS = 8
@@ -63,7 +64,7 @@ def _is_image(path: str) -> bool:
         return False
 
 
-def columns_beside_images(config: Any) -> list[str]:
+def columns_beside_images(config: GroupOptions) -> list[str]:
     """The columns that a batch of images has beside its pixels: labels, groups, weights and reference losses."""
     groups = [*(config.group_column or ()), *(config.eval_group_column or ())]
     beside = [config.example_weight_column, column_of(None, config)]
