@@ -185,7 +185,7 @@ def _names(rows: Dataset, column: str) -> list[str | None]:
     read = read_columns(rows, [column])[column]
     known = read.class_names
     return [
-        None if is_missing(value) or value == "" or (known and value == -1)
+        None if is_missing(value) or (known and value == -1)
         else known[value] if known and isinstance(value, int) else str(value)
         for value in read.values
     ]  # fmt: skip

@@ -85,8 +85,12 @@ class Column:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is None or NaN."""
-    return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+    """Whether a value is None, NaN, or text without a visible character."""
+    return (
+        value is None
+        or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+        or (isinstance(value, str) and not value.strip())
+    )
 
 
 def listed_rows(rows: Sequence[int], total: int, most: int = 5) -> str:

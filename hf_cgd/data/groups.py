@@ -32,7 +32,7 @@ class GroupInfo:
             has counted.
 
     Raises:
-        ValueError: no names, a name twice, or counts that do not fit.
+        ValueError: no names, a blank one, a name twice, or counts that do not fit.
     """
 
     names: tuple[str, ...]
@@ -48,6 +48,8 @@ class GroupInfo:
         object.__setattr__(self, "class_names", {k: tuple(v) for k, v in self.class_names.items()})
         if not self.names:
             raise ValueError("Expected at least one group, got none.")
+        if not all(name.strip() for name in self.names):
+            raise ValueError(f"Expected a visible name for every group, got {list(self.names)}. Give the blank one a name.")
         if len(set(self.names)) != len(self.names):
             twice = [name for name, times in Counter(self.names).items() if times > 1]
             raise ValueError(f"Group names must be different, but {twice} stand more than once.")

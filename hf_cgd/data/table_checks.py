@@ -1,6 +1,5 @@
 """What is wrong with a table of examples: all of it at once, with the places in the files it was read from."""
 
-import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -9,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hf_cgd.data.columns import is_missing
 from hf_cgd.data.table_places import Where, listed
 
 LISTED_GROUPS = 10
@@ -98,15 +98,6 @@ def missing_files(table: Table, column: str, folder: Path) -> list[Problem]:
                 )
             )
     return problems
-
-
-def is_missing(value: Any) -> bool:
-    """None, NaN, and text without a visible character."""
-    return (
-        value is None
-        or (isinstance(value, float) and math.isnan(value))
-        or (isinstance(value, str) and not value.strip())
-    )
 
 
 def _missing(table: Table, column: str, role: str, is_label: bool) -> list[Problem]:

@@ -1,6 +1,5 @@
 """Which values of a column may name a group, and the name each of them gives."""
 
-import math
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -63,12 +62,12 @@ def value_name(column: str, value: Any, class_names: Sequence[str] | None, row: 
     """The name a value gives to its group; the one place that decides which values may be groups.
 
     Raises:
-        ValueError: None, NaN, floats, negative integers, lists, a number that is none of the classes.
+        ValueError: None, NaN, blank text, floats, negative integers, lists, a number that is none of the classes.
     """
     where = f"Group column {column!r}" + ("" if row is None else f", row {row}")
     if isinstance(value, torch.Tensor) and value.ndim == 0:
         value = value.item()
-    if value is None or (isinstance(value, numbers.Real) and math.isnan(value)):
+    if is_missing(value):
         raise ValueError(_missing_message(where, value))
     if isinstance(value, str):
         return str(value)

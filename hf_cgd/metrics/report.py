@@ -303,8 +303,9 @@ class GroupReport:
 
 
 def _is_bound(kind: str, kinds: Sequence[str]) -> bool:
-    """Whether a kind of group metric is a bound of the interval of another one."""
-    return any(kind.endswith(end) and kind.removesuffix(end) in kinds for end in ("_low", "_high"))
+    """Whether a kind of group metric is a bound of the interval of another one, which has both."""
+    metric = kind.removesuffix("_low").removesuffix("_high")
+    return kind != metric and {metric, f"{metric}_low", f"{metric}_high"} <= set(kinds)
 
 
 def _span(interval: tuple[float, float]) -> str:

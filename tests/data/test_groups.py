@@ -66,6 +66,7 @@ def test_round_trip(rows: list[tuple[int, str]]) -> None:
     [
         (None, r"'group', row 1: expected an integer.*got None.*fill in"),
         (float("nan"), r"row 1: expected an integer.*got nan"),
+        (" ", r"row 1: expected an integer.*got ' '.*fill in"),
         (1.0, r"row 1: expected an integer.*float 1.0.*cast_column"),
         (-1, r"row 1: expected integers >= 0, got -1"),
         ([0, 1], r"row 1: expected one integer.*got list.*several columns to cross"),
@@ -111,6 +112,7 @@ def test_counts_of_classes_that_do_not_fit(class_counts: list[list[int]]) -> Non
     "names,counts,message",
     [
         ([], None, "at least one group"),
+        (["a", " "], None, r"visible name for every group, got \['a', ' '\]"),
         (["a", "a"], None, r"\['a'\] stand more than once"),
         (["a", "b"], [1], "one positive count"),
         (["a", "b"], [1, 0], "one positive count"),

@@ -224,6 +224,13 @@ def test_report_rows() -> None:
     }  # fmt: skip
 
 
+def test_a_metric_is_a_bound_only_beside_the_other_bound() -> None:
+    names = ("x", "x_low", "y", "y_low", "y_high")
+    metrics = {f"eval_group_{name}/a": place / 10 for place, name in enumerate(names)}
+    row = GroupReport.from_metrics(metrics, "eval", ["a"], "cgd").rows[0]
+    assert row.others == {"x": 0.0, "x_low": 0.1, "y": 0.2} and row.interval("y") == (0.3, 0.4)
+
+
 def test_report_as_text() -> None:
     lines = str(report()).splitlines()
     assert lines[1].split() == ["group", "train", "weight", "eval", "accuracy", "95", "%", "interval"]
