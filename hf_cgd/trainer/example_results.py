@@ -196,8 +196,8 @@ class EvaluationMetrics:
         found = ", ".join(f"{name}={own[name]!r} (ours: {ours[name]:.4g})" for name in others)
         warnings.warn(
             f"compute_metrics returns {found}. Its values are kept under these names, also in the report and for the "
-            "choice of the best model, beside group metrics that are ours. If they measure something else, or in other "
-            "units (percent), return them under other names.",
+            "choice of the best model, beside group metrics that are ours. If they measure something else, or in "
+            "other units (percent), return them under other names.",
             GroupRobustWarning,
             stacklevel=2,
         )
@@ -206,9 +206,11 @@ class EvaluationMetrics:
 def _is_same(value: Any, other: float) -> bool:
     """Whether a user's value is ours, rounding apart."""
     try:
-        return math.isclose(float(value), other, rel_tol=ROUNDED, abs_tol=ROUNDED) or value != value and other != other
+        number = float(value)
     except (TypeError, ValueError, RuntimeError):
         return False
+    both_undefined = math.isnan(number) and math.isnan(other)
+    return both_undefined or math.isclose(number, other, rel_tol=ROUNDED, abs_tol=ROUNDED)
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -76,6 +76,15 @@ def test_evaluation_moves_no_weights(trainer: Build) -> None:
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.model.parameters())
 
 
+def test_a_set_that_lacks_one_of_several_labels_is_announced(trainer: Build) -> None:
+    """The Trainer takes it for one without labels: no loss, no metrics."""
+    both = text_dataset().add_column("more", [0] * 16)
+    run = trainer({"label_names": ["labels", "more"], "remove_unused_columns": False}, train_dataset=both)
+    with pytest.warns(GroupRobustWarning, match="has labels, but not more, which label_names lists") as told:
+        metrics = run.evaluate(text_dataset())
+    assert len(told) == 1 and "eval_accuracy" not in metrics
+
+
 # ---- User functions -----------------------------------------------------------------------------------------------------
 
 
