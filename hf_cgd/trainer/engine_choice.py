@@ -22,7 +22,7 @@ from hf_cgd.gradients import (
     gradient_scope,
     needs_static_shapes,
 )
-from hf_cgd.gradients.compiled import prepare_for_compiled_networks
+from hf_cgd.gradients.compiled import compiled_parts, prepare_for_compiled_networks
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.estimators import Scale
@@ -178,7 +178,8 @@ class EngineChoice:
             assert self.tensor_hooks is not None
             return self.tensor_hooks
         self.tensor_hooks = None
-        compiled = self._args.torch_compile
+        # A model may come compiled as well, whole or in parts.
+        compiled = self._args.torch_compile or next(compiled_parts(model), None) is not None
         if compiled:
             _prepare_for_compiled_code()
         parameters = list(self._scope(model).values())
@@ -247,6 +248,6 @@ def _prepare_for_compiled_code() -> None:
     """Group gradients need several backward passes over one graph. Say what may follow."""
     prepare_for_compiled_networks()
     logger.warning(
-        "torch_compile=True: group gradients are compared on the first step. Where compiled code hides what the "
+        "torch.compile: group gradients are compared on the first step. Where compiled code hides what the "
         "single pass needs, each step takes one backward pass for each group, and a line of the log (INFO) says so."
     )
