@@ -1,11 +1,13 @@
 """Networks that `torch.compile` compiles: what has to be set for several backward passes, and for hooks."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
@@ -21,6 +23,16 @@ def prepare_for_compiled_networks() -> None:
     torch._functorch.config.donated_buffer = False
     # Blocks of one class share their code. Without this, that of a block without hooks serves those that have some.
     torch._dynamo.config.skip_nnmodule_hook_guards = False
+
+
+def compiled_parts(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model that were compiled by `torch.compile` or by their own `compile`."""
+    # Before it is imported, which takes a second, nothing has been compiled.
+    if "torch._dynamo" not in sys.modules:
+        return
+    for part in model.modules():
+        if isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None:
+            yield part
 
 
 @contextmanager

@@ -64,6 +64,8 @@ class GroupRobustLoss:
         weights_enter: "loss": the group weights are coefficients of the scalar. "sampling": whoever draws the batches
             draws the groups in proportion to the weights, and the scalar is the plain mean over the examples (the
             group means times their shares of the step), so that no weight counts twice.
+        rows_of: what the rows of the gradients stand for, in words that differ where the rows do not go together; a
+            checkpoint with running averages of them is refused by a run with another. "" where nobody says.
 
     Raises:
         ValueError: what the objective needs is missing, or options do not go together.
@@ -83,6 +85,7 @@ class GroupRobustLoss:
         arithmetic: Arithmetic | None = None,
         excess_clip: ExcessClip | None = None,
         weights_enter: WeightsEnter = "loss",
+        rows_of: str = "",
     ) -> None:
         require_one_of("nonfinite", nonfinite, NONFINITE)
         require_one_of("weights_enter", weights_enter, WEIGHTS_ENTER)
@@ -98,6 +101,7 @@ class GroupRobustLoss:
         self.nonfinite = nonfinite
         self.excess_clip = excess_clip
         self.weights_enter = weights_enter
+        self.rows_of = rows_of
         self._communication = communication or Communication()
         self._loss_scale = loss_scale
         self._engine: GradientEngine | None = None
@@ -416,6 +420,8 @@ class GroupRobustLoss:
             raise RuntimeError("The state can only be saved between optimizer steps, not in the middle of one.")
         self._read_checks()
         state = (snapshot or self._state).to_dict(self.objective, self.groups)
+        if self._state.averages is not None:
+            state["rows_of"] = self.rows_of
         return {**state, "excess_clip": self.excess_clip, "weights_enter": self.weights_enter}
 
     def state_tensors(self, snapshot: LossState | None = None) -> dict[str, Tensor]:
@@ -429,7 +435,8 @@ class GroupRobustLoss:
         """Inverse of `state_dict` (and of `state_tensors`); groups are matched by name, in any order.
 
         Raises:
-            ValueError: other groups, another objective or other reference losses than those of the saved run.
+            ValueError: other groups, another objective, other reference losses or averages of gradients over other
+                parameters than those of the saved run.
         """
         for name, before in (("excess_clip", None), ("weights_enter", "loss")):
             saved, own = state.get(name, before), getattr(self, name)
@@ -438,6 +445,13 @@ class GroupRobustLoss:
                     f"The checkpoint was trained with {name}={saved!r}, but this run has {own!r}. Resume with the "
                     "same reference_losses and group_sampling, or start a new run from the saved model."
                 )
+        rows_of = state.get("rows_of") or self.rows_of
+        if self._state.averages is not None and self.rows_of and rows_of != self.rows_of:
+            raise ValueError(
+                f"The checkpoint holds running averages of {rows_of}, but this run compares {self.rows_of}. Resume "
+                "with the same gradient_layers, gradient_engine and trainable layers, or start a new run from the "
+                "saved model."
+            )
         self.reset()
         device = self._arithmetic.device if self._engine is None else self._engine.parameters[0].device
         self._state.load(state, tensors or {}, self.objective, self.groups, device)

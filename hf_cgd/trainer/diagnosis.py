@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.data.rows import undisturbed
 from hf_cgd.metrics.diagnosis import GroupDiagnosis, diagnosis_of
 from hf_cgd.models.modes import modes_kept
 from hf_cgd.objectives import GroupStatistics, Objective
 from hf_cgd.objectives.base import Statistic
+from hf_cgd.trainer.beside_batches import BesideBatches
 from hf_cgd.trainer.config import options_of
+from hf_cgd.trainer.forward import OwnLoss
+from hf_cgd.trainer.host_ids import HostIds
 from hf_cgd.trainer.sharding import is_sharded
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ STEPS = 20
 """Steps of a probe."""
 _SWAPPED = (
     "robust_loss", "group_objective", "_forward", "_example_weights", "_reference", "_batches_left", "_seen", "_drawn",
-    "model_accepts_loss_kwargs", "loss_is_scaled_for_ga", "_divides_here",
+    "model_accepts_loss_kwargs", "loss_is_scaled_for_ga", "_divides_here", "_beside", "_host_ids", "_own_loss",
 )  # fmt: skip
 """What the trainer has for its own objective, and for the time of the probe for another one."""
 
@@ -60,6 +64,10 @@ def diagnose(trainer: "GroupRobustTrainer", steps: int) -> GroupDiagnosis:
         )
     probe = Probe()
     with _undisturbed(trainer):
+        # A step may be in progress, whose group ids are needed yet; and what is said of a loss of the model's own, the
+        # run's objective is to say.
+        trainer._beside, trainer._host_ids, trainer._own_loss = BesideBatches(), HostIds(), OwnLoss()
+        trainer._own_loss.is_settled = True
         trainer.robust_loss = trainer._build_loss(probe)
         trainer._drawn = None if trainer._drawn is None else trainer._drawn.still()
         model = trainer.model
@@ -98,9 +106,9 @@ def _undisturbed(trainer: "GroupRobustTrainer") -> Iterator[None]:
     model: nn.Module = trainer._network
     before = {name: getattr(trainer, name) for name in _SWAPPED if hasattr(trainer, name)}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    device = trainer.args.device
     try:
-        with modes_kept(model), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # Collators and data sets draw by Python's and numpy's random numbers too, or by generators of their own.
+        with modes_kept(model), undisturbed([trainer.train_dataset, trainer.data_collator]):
             yield
     finally:
         for name, value in before.items():

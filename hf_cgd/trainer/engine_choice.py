@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +23,7 @@ from hf_cgd.gradients import (
     gradient_scope,
     needs_static_shapes,
 )
-from hf_cgd.gradients.compiled import prepare_for_compiled_networks
+from hf_cgd.gradients.compiled import compiled_parts, prepare_for_compiled_networks
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.estimators import Scale
@@ -52,6 +53,8 @@ class EngineChoice:
         self.tensor_hooks: TensorHookEngine | None = None
         """The engine in use where it works by tensor hooks."""
         self._tensor_hooks_made_for: tuple[Any, str] | None = None
+        self._names: list[str] = []
+        """Of the parameters that the latest engine was built for."""
         self._communication: tuple[Accelerator, Communication] | None = None
         self._scope_of_run: list[str] | None = None
         """Names of the parameters that group gradients are compared over; None where they need not be watched."""
@@ -108,6 +111,7 @@ class EngineChoice:
             arithmetic=arithmetic_on(args.device),
             excess_clip=excess_clip,
             weights_enter="sampling" if options.group_sampling == "weights" else "loss",
+            rows_of="" if engine is None else _rows_of(self._names, options.gradient_engine == "sketch"),
         )
 
     def example_weights(
@@ -172,16 +176,17 @@ class EngineChoice:
             made_for = (options.gradient_layers, engine)
             known = self.tensor_hooks is not None and self.tensor_hooks.belongs_to(model)
             if not known or made_for != self._tensor_hooks_made_for:
-                scope = list(self._scope(model).values())
+                scope = self._named_scope(model)
                 self.tensor_hooks = TensorHookEngine(model, scope, engine == "sketch", self._args.device)
                 self._tensor_hooks_made_for = made_for
             assert self.tensor_hooks is not None
             return self.tensor_hooks
         self.tensor_hooks = None
-        compiled = self._args.torch_compile
+        # A model may come compiled as well, whole or in parts.
+        compiled = self._args.torch_compile or next(compiled_parts(model), None) is not None
         if compiled:
             _prepare_for_compiled_code()
-        parameters = list(self._scope(model).values())
+        parameters = self._named_scope(model)
         # The fast engines need one forward pass of the whole batch, and one coefficient for each group.
         if engine == "per_group" or options.forward_mode == "split" or not objective.linear_in_losses:
             return PerGroupEngine(parameters)
@@ -194,9 +199,21 @@ class EngineChoice:
             self._communication = accelerator, communication_of(accelerator, self._args)
         return self._communication[1]
 
+    def _named_scope(self, model: nn.Module) -> list[nn.Parameter]:
+        """The gradient scope, whose names are taken note of."""
+        scope = self._scope(model)
+        self._names = list(scope)
+        return list(scope.values())
+
     def _scope(self, model: nn.Module) -> dict[str, nn.Parameter]:
         layers = options_of(self._args).gradient_layers
         return gradient_scope(model) if layers is None else gradient_scope(model, layers)
+
+
+def _rows_of(names: list[str], are_sketches: bool) -> str:
+    """What the rows of an engine stand for: the parameters in short, and a number that is another for others."""
+    what = "sketches of gradients" if are_sketches else "gradients"
+    return f"{what} over {len(names)} parameters ({_span(names)}; {zlib.crc32(chr(10).join(names).encode()):08x})"
 
 
 def _span(names: list[str]) -> str:
@@ -247,6 +264,6 @@ def _prepare_for_compiled_code() -> None:
     """Group gradients need several backward passes over one graph. Say what may follow."""
     prepare_for_compiled_networks()
     logger.warning(
-        "torch_compile=True: group gradients are compared on the first step. Where compiled code hides what the "
+        "torch.compile: group gradients are compared on the first step. Where compiled code hides what the "
         "single pass needs, each step takes one backward pass for each group, and a line of the log (INFO) says so."
     )

@@ -1,5 +1,6 @@
 """The evaluation side of the trainer: what the loop is given and keeps, and which model is the best."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from hf_cgd.metrics.token_metrics import OF_ANSWERS, OF_LANGUAGE, span_scores, t
 from hf_cgd.models.example_losses import REGRESSION
 from hf_cgd.models.heads import QuestionAnsweringHead, TokenHead, head_of
 from hf_cgd.models.outputs import declared_problem_type, named_outputs, num_outputs_of
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.config import GroupOptions
@@ -43,6 +45,7 @@ class EvaluatingTrainer(Trainer):
     _setup: GroupSetup
     _forward: GroupForward
     _seen: SeenBatch | None = None
+    _warned_half_labelled = False
     _collected: CollectedResults | None = None
     """Of the evaluation in progress."""
     _own_metrics: dict[str, GroupMetric]
@@ -70,11 +73,27 @@ class EvaluatingTrainer(Trainer):
     ) -> tuple[Tensor | None, Any, Any]:
         """See `Trainer.prediction_step`."""
         inputs, _ = without(inputs, self._setup.keys_beside)
-        if any(inputs.get(name) is None for name in self.label_names):
+        missing = [name for name in self.label_names if inputs.get(name) is None]
+        if missing:
+            self._warn_of_half_labelled(inputs, missing)
             # The parent takes a tensor with one row for a tuple with one entry.
             network = model
             model = lambda **batch: named_outputs(network(**batch))  # type: ignore[assignment] # noqa: E731
         return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+
+    def _warn_of_half_labelled(self, inputs: dict[str, Any], missing: list[str]) -> None:
+        """Warn once of a batch that has the labels, but not all that `label_names` lists."""
+        wanted = self._forward.head.label_names(self.label_names)
+        if self._warned_half_labelled or any(name in missing for name in wanted):
+            return
+        self._warned_half_labelled = True
+        warnings.warn(
+            f"The batch has {' and '.join(wanted)}, but not {' and '.join(missing)}, which label_names lists as well. "
+            "Such a set counts as one without labels: it gets no loss and no metrics. Take what it lacks out of "
+            "label_names, or add the column.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
 
     def evaluation_loop(
         self,
@@ -117,7 +136,7 @@ class EvaluatingTrainer(Trainer):
             head = self._forward.head
             if seen is None:
                 # A subclass formed the loss without us.
-                plain, scores = head.joined(labels), head.scores_of(logits)
+                plain, scores = head.joined(labels, self.label_names), head.scores_of(logits)
                 seen = SeenBatch(self._forward.losses(scores, plain, self._network), scores, plain)
             answers = self._forward.predictions(seen.scores, seen.labels, self._network)
             results = ExampleResults(seen.labels, group_ids, seen.losses.detach(), answers)

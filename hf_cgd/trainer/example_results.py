@@ -1,6 +1,8 @@
 """What evaluation keeps of each example, and how it is collected beside the Trainer's loop."""
 
-from collections.abc import Callable, Sequence
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,10 @@ from transformers import EvalPrediction
 
 from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.models.example_losses import NO_ANSWER
+from hf_cgd.monitors import GroupRobustWarning
+
+ROUNDED = 1e-3
+"""How far a metric that a user's function returns may be from ours of that name and still be the same, rounded."""
 
 
 class ExampleResults(NamedTuple):
@@ -153,7 +159,8 @@ class EvaluationMetrics:
     Args:
         metrics_of: group metrics of the collected results.
         take_results: what has been collected in the loop that calls; None for nothing, or where it has been taken.
-        user_metrics: the user's `compute_metrics` or None. Where it returns a name of ours, its value is kept.
+        user_metrics: the user's `compute_metrics` or None. Where it returns a name of ours, its value is kept, and a
+            warning says so once if ours is another.
     """
 
     def __init__(
@@ -165,6 +172,7 @@ class EvaluationMetrics:
         self.metrics_of = metrics_of
         self.take_results = take_results
         self.user_metrics = user_metrics
+        self._warned = False
 
     def __call__(self, prediction: EvalPrediction, compute_result: bool | None = None) -> dict[str, Any]:
         """All metrics; `compute_result` is given under `batch_eval_metrics`, where batches come one by one."""
@@ -173,7 +181,36 @@ class EvaluationMetrics:
         if self.user_metrics is not None:
             extra = {} if compute_result is None else {"compute_result": compute_result}
             own = self.user_metrics(prediction, **extra) or {}
-        return own if results is None else {**self.metrics_of(results), **own}
+        if results is None:
+            return own
+        ours = self.metrics_of(results)
+        self._warn_of_others(own, ours)
+        return {**ours, **own}
+
+    def _warn_of_others(self, own: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+        """Warn once of a name of ours under which the user's function returns another value."""
+        others = [name for name in own if name in ours and not _is_same(own[name], ours[name])]
+        if not others or self._warned:
+            return
+        self._warned = True
+        found = ", ".join(f"{name}={own[name]!r} (ours: {ours[name]:.4g})" for name in others)
+        warnings.warn(
+            f"compute_metrics returns {found}. Its values are kept under these names, also in the report and for the "
+            "choice of the best model, beside group metrics that are ours. If they measure something else, or in "
+            "other units (percent), return them under other names.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
+
+
+def _is_same(value: Any, other: float) -> bool:
+    """Whether a user's value is ours, rounding apart."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    both_undefined = math.isnan(number) and math.isnan(other)
+    return both_undefined or math.isclose(number, other, rel_tol=ROUNDED, abs_tol=ROUNDED)
 
 
 def _array(values: Tensor) -> np.ndarray:

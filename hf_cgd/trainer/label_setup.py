@@ -92,9 +92,11 @@ class LabelSetup:
         self.kind = self.kind or kind
 
 
-def names_of_labels(given: list[str] | None, guessed: list[str] | None) -> list[str]:
+def names_of_labels(given: list[str] | None, guessed: list[str] | None, head: Head) -> list[str]:
     """Names of the labels: those the user gave, or else "labels" where the model has that argument.
 
-    The `Trainer` guesses every argument with "label" in its name, weights of labels among them.
+    The `Trainer` guesses every argument with "label" in its name, weights of labels among them, and takes a class that
+    is derived from one for question answering, and has a name of its own, for none.
     """
-    return ["labels"] if not guessed or (given is None and "labels" in guessed) else guessed
+    names = ["labels"] if not guessed or (given is None and "labels" in guessed) else guessed
+    return names if given else head.label_names(names)

@@ -13,7 +13,7 @@ from hf_cgd.metrics import is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
 from hf_cgd.metrics.values import without_arrays
 from hf_cgd.models.example_losses import require_classes_to_smooth
-from hf_cgd.models.heads import ExampleHead, Head
+from hf_cgd.models.heads import ExampleHead, Head, head_of
 from hf_cgd.models.outputs import class_names_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
@@ -81,7 +81,7 @@ class GroupRobustTrainer(
     ) -> None:
         self._own_metrics = as_group_metrics(group_metrics)
         super().__init__(*args, **kwargs)
-        self.label_names = names_of_labels(self.args.label_names, self.label_names)
+        self.label_names = names_of_labels(self.args.label_names, self.label_names, head_of(self._network))
         options = options_of(self.args)
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())

@@ -429,3 +429,35 @@ def test_a_compiled_run_is_the_eager_one(trainer: Build, engine: str) -> None:
     assert torch.allclose(runs[0][1], runs[1][1], rtol=0, atol=1e-6)
     assert runs[0][2] == pytest.approx(runs[1][2], rel=1e-6)
     assert runs[0][3] == pytest.approx(runs[1][3], rel=1e-5)
+
+
+@pytest.mark.slow
+@predicts_one_class
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cross_terms": "consensus"},
+        {"self_term": "split_half", "weight_timing": "next"},
+        {"interaction_momentum": 0.9, "weight_timing": "next"},
+    ],
+)
+def test_a_network_that_comes_compiled_gives_the_eager_run(trainer: Build, changes: dict[str, Any]) -> None:
+    """By its own `compile`, with accumulation and the statistics that are pooled over micro-batches."""
+    from torch._functorch import config
+
+    config.donated_buffer = True
+    runs = []
+    for compiles in (False, True):
+        network = tiny_distilbert()
+        if compiles:
+            network.compile(backend="aot_eager")
+        args = {"step_size": 2.0, "gradient_accumulation_steps": 2, "max_steps": 3, **changes}
+        run = trainer(args, model=network, train_dataset=text_dataset(24, groups=3))
+        run.train()
+        assert run.robust_loss.engine.chosen.name == "single_pass"
+        runs.append((parameters_of(run.model), run.group_weights))
+    torch._dynamo.reset()
+    assert not config.donated_buffer, "the default backend would refuse a second backward pass"
+    assert (runs[0][1] - 1 / 3).abs().max() > 1e-3
+    assert torch.allclose(runs[0][0], runs[1][0], rtol=0, atol=1e-6)
+    assert torch.allclose(runs[0][1], runs[1][1], rtol=0, atol=1e-6)

@@ -271,3 +271,22 @@ def test_a_resume_that_is_refused_leaves_the_history_as_it_was(trainer: Build) -
             resume_from_checkpoint=str(checkpoint(first, 3))
         )
     assert history.read_text() == written
+
+
+def test_averages_of_other_layers_are_refused(trainer: Build) -> None:
+    """The two layers have as many numbers, so that nothing else would tell. Without averages a run may go on."""
+    names = {layer: [rf"layer\.{layer}\."] for layer in (0, 1)}
+    changes = {**SAVES, "gradient_layers": names[0], "gradient_accumulation_steps": 2}
+    run = trainer({**changes, "interaction_momentum": 0.9})
+    run.train()
+    other = trainer({**changes, "interaction_momentum": 0.9, "gradient_layers": names[1]})
+    with pytest.raises(
+        ValueError, match=r"averages of gradients over 16 .*layer.0.*compares .*layer.1.*gradient_layers"
+    ):
+        other.train(resume_from_checkpoint=str(checkpoint(run, 3)))
+    sketched = trainer({**changes, "interaction_momentum": 0.9, "gradient_engine": "sketch"})
+    with pytest.raises(ValueError, match=r"of gradients over 16 .*compares sketches of gradients over 16"):
+        sketched.train(resume_from_checkpoint=str(checkpoint(run, 3)))
+    same = trainer({**changes, "interaction_momentum": 0.9, "gradient_engine": "per_group"})
+    same.train(resume_from_checkpoint=str(checkpoint(run, 3)))
+    assert torch.allclose(same.group_weights, run.group_weights, atol=1e-6)

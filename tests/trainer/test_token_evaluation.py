@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from tiny_tokens import COMMON, LONGEST, VOCABULARY, batch_of, tiny_model, token_dataset, token_rows
+from transformers import BertForQuestionAnswering, default_data_collator
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.cards.pictures import figures_of
@@ -83,6 +85,54 @@ def test_answers_have_spans_and_labels_in_the_form_of_the_trainer(tmp_path: Path
     assert output.label_ids[0].tolist() == starts
     assert {"test_span_f1", "test_worst_group_span_exact_match"} <= set(output.metrics)
     assert "test_perplexity" not in output.metrics
+
+
+class Places(BertForQuestionAnswering):
+    """Takes more columns for labels; no name that tells transformers what it answers."""
+
+    def forward(
+        self, input_ids: Any, attention_mask: Any, start_positions: Any = None, end_positions: Any = None,
+        cls_index: Any = None, is_impossible: Any = None,
+    ) -> Any:  # fmt: skip
+        return super().forward(input_ids, attention_mask, start_positions=start_positions, end_positions=end_positions)
+
+
+class ForwardsOnly(GroupRobustTrainer):
+    """Steps of its own, which leave the losses of examples to us, and labels in the order of `label_names`."""
+
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad():
+            found = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        return None, (found.start_logits, found.end_logits), tuple(inputs[name] for name in self.label_names)
+
+
+@pytest.mark.parametrize("kind", [GroupRobustTrainer, ForwardsOnly])
+@pytest.mark.parametrize(
+    "names",
+    [
+        None,
+        ["start_positions", "end_positions"],
+        ["end_positions", "start_positions"],
+        ["is_impossible", "start_positions", "cls_index", "end_positions"],
+    ],
+)
+def test_places_are_found_among_the_labels_by_their_names(tmp_path: Path, names: list[str] | None, kind: type) -> None:
+    rows = [{**row, "cls_index": 0, "is_impossible": 1.0} for row in token_rows("answers")]
+    torch.manual_seed(0)
+    model = Places(tiny_model("answers").config)
+    args = GroupRobustConfig(
+        str(tmp_path), group_column="group", per_device_eval_batch_size=5, **{**COMMON, "label_names": names}
+    )
+    trainer = kind(
+        model=model, args=args, train_dataset=Dataset.from_list(rows), data_collator=default_data_collator,
+        eval_dataset=Dataset.from_list(rows),
+    )  # fmt: skip
+    metrics = trainer.evaluate()
+    for group in "abc":
+        of_group = batch_of([row for row in token_rows("answers") if row["group"] == group])
+        with torch.no_grad():
+            assert metrics[f"eval_group_loss/{group}"] == pytest.approx(model(**of_group).loss.item(), rel=1e-5)
 
 
 def test_own_metrics_see_each_label_beside_what_predicts_it(tmp_path: Path) -> None:

@@ -76,6 +76,15 @@ def test_evaluation_moves_no_weights(trainer: Build) -> None:
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.model.parameters())
 
 
+def test_a_set_that_lacks_one_of_several_labels_is_announced(trainer: Build) -> None:
+    """The Trainer takes it for one without labels: no loss, no metrics."""
+    both = text_dataset().add_column("more", [0] * 16)
+    run = trainer({"label_names": ["labels", "more"], "remove_unused_columns": False}, train_dataset=both)
+    with pytest.warns(GroupRobustWarning, match="has labels, but not more, which label_names lists") as told:
+        metrics = run.evaluate(text_dataset())
+    assert len(told) == 1 and "eval_accuracy" not in metrics
+
+
 # ---- User functions -----------------------------------------------------------------------------------------------------
 
 
@@ -86,10 +95,24 @@ def test_user_metrics_see_plain_labels_and_win_over_ours(trainer: Build) -> None
         return {"accuracy": float((logits.argmax(-1) == labels).mean()) + 10, "worst_group_accuracy": -1.0}
 
     plain = trainer(eval_dataset=text_dataset()).evaluate()
-    metrics = trainer(eval_dataset=text_dataset(), compute_metrics=compute_metrics).evaluate()
+    run = trainer(eval_dataset=text_dataset(), compute_metrics=compute_metrics)
+    with pytest.warns(GroupRobustWarning, match=r"returns accuracy=10.* \(ours: 0\..*worst_group_accuracy=-1") as told:
+        metrics = run.evaluate()
+    run.evaluate()
+    assert len(told) == 1
     assert metrics["eval_worst_group_accuracy"] == -1
     assert metrics["eval_accuracy"] == pytest.approx(plain["eval_accuracy"] + 10)
     assert metrics["eval_mean_group_accuracy"] == plain["eval_mean_group_accuracy"]
+
+
+def test_user_metrics_of_our_names_and_values_need_no_word(trainer: Build) -> None:
+    """Fractions of another package, rounded to three places."""
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        return {"accuracy": round(float((prediction.predictions.argmax(-1) == prediction.label_ids).mean()), 3)}
+
+    metrics = trainer(eval_dataset=text_dataset(11), compute_metrics=compute_metrics).evaluate()
+    assert metrics["eval_accuracy"] == round(metrics["eval_accuracy"], 3) not in (0, 1)
 
 
 def test_preprocessed_logits(trainer: Build) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from hf_cgd.gradients.compiled import compiled_parts
 from hf_cgd.gradients.scope import whole_shape
 
 
@@ -55,11 +56,11 @@ def refuse_flat_or_compiled(model: nn.Module) -> None:
                 "their shapes. Pass the plain model (model=, not model_init=) and let the Trainer wrap it, or use "
                 "FSDP2 (fsdp_version: 2)."
             )
-        if isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None:
-            raise ValueError(
-                f"{type(part).__name__} is compiled, and tensor hooks on what a compiled module puts out never fire. "
-                "Train without torch.compile, or without sharding (DDP)."
-            )
+    for part in compiled_parts(model):
+        raise ValueError(
+            f"{type(part).__name__} is compiled, and tensor hooks on what a compiled module puts out never fire. "
+            "Train without torch.compile, or without sharding (DDP)."
+        )
 
 
 def require_trainable(module: nn.Module, names: list[str]) -> None:

@@ -52,8 +52,8 @@ class Head(ABC):
         """Of the names that the `Trainer` has for labels, those that `labels_in` reads."""
         return list(names[:1])
 
-    def joined(self, labels: Any) -> Any:
-        """What `labels_in` gives, out of labels as the `Trainer`'s evaluation hands them on."""
+    def joined(self, labels: Any, names: Sequence[str]) -> Any:
+        """What `labels_in` gives, out of labels as the `Trainer`'s evaluation hands them on, in order of `names`."""
         return labels[0] if isinstance(labels, (tuple, list)) else labels
 
     def completed(self, inputs: dict[str, Any], labels: Tensor, network: nn.Module) -> dict[str, Any]:

@@ -37,11 +37,13 @@ class QuestionAnsweringHead(TokenHead):
         """See `Head.label_names`."""
         return list(POSITIONS)
 
-    def joined(self, labels: Any) -> Any:
+    def joined(self, labels: Any, names: Sequence[str]) -> Any:
         """See `Head.joined`."""
-        if isinstance(labels, (tuple, list)):
-            return torch.stack([part.reshape(-1) for part in labels], dim=1)
-        return labels
+        if not isinstance(labels, (tuple, list)):
+            return labels
+        # Other columns may be among the labels, and the places in any order; a prediction_step may give these alone.
+        order = [names.index(name) for name in POSITIONS] if len(labels) == len(names) else range(len(POSITIONS))
+        return torch.stack([labels[place].reshape(-1) for place in order], dim=1)
 
     def scores_of(self, outputs: Any, after_loss: bool = False) -> Tensor:
         """See `Head.scores_of`: those of the first and of the last token, [B, 2, L].
