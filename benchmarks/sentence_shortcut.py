@@ -28,7 +28,9 @@ def main() -> None:
     for name in ("validation", "test"):
         rows = pd.read_parquet(options.folder / f"{name}.parquet")
         # Rows of one length make batches without padding, in half the time.
-        rows.sort_values("text", key=lambda text: text.str.len()).to_parquet(options.output / f"{name}.parquet", index=False)
+        rows.sort_values("text", key=lambda text: text.str.len()).to_parquet(
+            options.output / f"{name}.parquet", index=False
+        )
 
 
 if __name__ == "__main__":

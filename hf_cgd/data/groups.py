@@ -49,7 +49,9 @@ class GroupInfo:
         if not self.names:
             raise ValueError("Expected at least one group, got none.")
         if not all(name.strip() for name in self.names):
-            raise ValueError(f"Expected a visible name for every group, got {list(self.names)}. Give the blank one a name.")
+            raise ValueError(
+                f"Expected a visible name for every group, got {list(self.names)}. Give the blank one a name."
+            )
         if len(set(self.names)) != len(self.names):
             twice = [name for name, times in Counter(self.names).items() if times > 1]
             raise ValueError(f"Group names must be different, but {twice} stand more than once.")

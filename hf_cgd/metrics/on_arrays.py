@@ -108,7 +108,9 @@ def _array(name: str, values: Any) -> np.ndarray:
     if array.dtype.kind in "OfU":
         missing = [row for row, value in enumerate(array.reshape(len(array), -1)) if any(map(is_missing, value))]
         if missing:
-            raise ValueError(f"{name} is missing (None, NaN or blank) in {listed_rows(missing, len(array))}. Leave them out.")
+            raise ValueError(
+                f"{name} is missing (None, NaN or blank) in {listed_rows(missing, len(array))}. Leave them out."
+            )
     if array.dtype == object and len({isinstance(value, str) for value in array.ravel()}) == 1:
         array = np.asarray(array.tolist())
     return array
