@@ -16,6 +16,7 @@ from hf_cgd.html import Html, raw, tag
 from hf_cgd.metrics import GroupReport, GroupRow
 from hf_cgd.metrics.tables import decimals
 from hf_cgd.plots.logs import weight_curves
+from hf_cgd.visible_text import visible_name
 from hf_cgd.whole_files import write_whole
 
 SHOWN_GROUPS = 30
@@ -109,7 +110,7 @@ def _side_by_side(records: Sequence[RunRecord], names: Sequence[str]) -> Html:
             cells[2] = where
             if worst is not None and metric is not None:
                 average = report.overall.get(metric)
-                cells[3:] = [worst.name, _value(worst, metric), _span(worst, metric), decimals(average),
+                cells[3:] = [visible_name(worst.name), _value(worst, metric), _span(worst, metric), decimals(average),
                              decimals(report.gap())]  # fmt: skip
         rows.append(cells)
     head = ["run", "objective", "evaluated on", "worst group", "its value", "95 % interval", "average", "gap"]
@@ -130,7 +131,10 @@ def _groups_by_run(records: Sequence[RunRecord], names: Sequence[str]) -> list[H
     for group in groups[:SHOWN_GROUPS]:
         found = [rows_of.get(group) for rows_of in by_run]
         rows.append(
-            [group, *("" if row is None else f"{_value(row, metric)} ({_span(row, metric)})" for row in found)]
+            [
+                visible_name(group),
+                *("" if row is None else f"{_value(row, metric)} ({_span(row, metric)})" for row in found),
+            ]
         )
     more = f", the first {SHOWN_GROUPS} of {len(groups)}" if len(groups) > SHOWN_GROUPS else ""
     return [tag("h3", f"{metric} of each group under each run (95 % interval){more}"), _table(["group", *names], rows)]
@@ -187,7 +191,11 @@ def _report(name: str, report: GroupReport) -> list[Html]:
     for row in report.rows if len(report.rows) <= SHOWN_GROUPS else report.ranked:
         texts = texts_of[id(row)]
         # The style sheet marks the worst group.
-        columns = [tag("td", row.name), tag("td", _bar(row, metric)), *(tag("td", texts[n]) for n in order)]
+        columns = [
+            tag("td", visible_name(row.name)),
+            tag("td", _bar(row, metric)),
+            *(tag("td", texts[n]) for n in order),
+        ]
         is_worst = id(row) in worst
         body.append(tag("tr", columns, class_="worst" if is_worst else None))
     titles = {"train": "trained on", "eval": "evaluated"}
@@ -208,6 +216,7 @@ def _interactions(cosines: Sequence[Sequence[float | None]], names: Sequence[str
             "also lowers the loss of the other. Red, below 0: it raises it.",
         ),
     ]
+    names = list(map(visible_name, names))
     met = [(float(value), names[i], names[j]) for i, row in enumerate(cosines) for j, value in enumerate(row)
            if i < j and value is not None]  # fmt: skip
     pairs = sorted(met, reverse=True)

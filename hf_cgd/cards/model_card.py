@@ -12,6 +12,7 @@ from hf_cgd.cards.record import REPORT_FILE, RUN_FILE, SETTINGS_FILE, RunRecord
 from hf_cgd.cards.words import headline, limits
 from hf_cgd.metrics import ONE_CLASS, GroupReport
 from hf_cgd.metrics.tables import markdown
+from hf_cgd.visible_text import visible_name
 
 NOTE = "<!-- Written by hf_cgd from the run's own numbers. Read it, and say what it cannot know. -->"
 OVERALL = {
@@ -97,7 +98,7 @@ def _training_groups(record: RunRecord) -> list[str]:
     rows = [["group", "training examples", *(["final weight"] if shown else [])]]
     for name, count, weight in zip(groups.names, counts, weights, strict=True):
         number = "not counted" if count is None else f"{count:,}"
-        rows.append([md.text(name), number, *([md.number(weight)] if shown else [])])
+        rows.append([md.text(visible_name(name)), number, *([md.number(weight)] if shown else [])])
     by = ", ".join(md.code(column) for column in groups.columns)
     total = "" if groups.counts is None else f" with {sum(groups.counts):,} examples"
     sentence = f"{len(groups)} groups{total}, by {by}."

@@ -7,6 +7,7 @@ import numpy as np
 
 from hf_cgd.html import Html, raw, tag
 from hf_cgd.plots.style import PALETTE
+from hf_cgd.visible_text import visible_name
 
 WIDTH, HEIGHT = 560, 220
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 34
@@ -60,10 +61,10 @@ def line_chart(steps: np.ndarray, curves: Mapping[str, np.ndarray], title: str) 
         style = {"stroke": color, "stroke_width": 2 if name in colors else 1, "stroke_dasharray": dash or None}
         if len(points) == 1:
             (px, py), style = points[0], {"fill": color}
-            parts.append(tag("circle", tag("title", name), cx=f"{px:.1f}", cy=f"{py:.1f}", r=3, **style))
+            parts.append(tag("circle", tag("title", visible_name(name)), cx=f"{px:.1f}", cy=f"{py:.1f}", r=3, **style))
         elif points:
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-            parts.append(tag("polyline", tag("title", name), points=path, fill="none", **style))
+            parts.append(tag("polyline", tag("title", visible_name(name)), points=path, fill="none", **style))
     box = f"0 0 {WIDTH} {HEIGHT}"
     return tag("svg", parts, viewBox=box, role="img", aria_label=title, xmlns="http://www.w3.org/2000/svg")
 
@@ -74,7 +75,9 @@ def legend(curves: Mapping[str, np.ndarray]) -> Html:
     entries = []
     for name, (color, dash) in colors.items():
         line = tag("line", x1=0, x2=26, y1=6, y2=6, stroke=color, stroke_width=3, stroke_dasharray=dash or None)
-        entries.append(tag("li", tag("svg", line, width=26, height=12, aria_hidden="true"), raw(" "), name))
+        entries.append(
+            tag("li", tag("svg", line, width=26, height=12, aria_hidden="true"), raw(" "), visible_name(name))
+        )
     if len(colors) < len(curves):
         entries.append(tag("li", f"grey: {len(curves) - len(colors)} other groups"))
     return tag("ul", entries, class_="legend")

@@ -20,6 +20,7 @@ from hf_cgd.objectives import KNOBS, build_objective, knobs_of
 from hf_cgd.plots import comparison_figure, save_figure
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.visible_text import visible_name
 from hf_cgd.whole_files import write_whole
 
 OVERALL = {"worst_group_accuracy": "worst group", "accuracy": "average", "adjusted_accuracy": "adjusted average"}
@@ -153,5 +154,5 @@ def _table(reports: Mapping[str, GroupReport]) -> list[list[str]]:
     rows.append(["gap between groups", *(decimals(report.gap()) for report in reports.values())])
     by_name = {method: {row.name: row.value(metric) for row in report.rows} for method, report in reports.items()}
     for row in first.ranked:
-        rows.append([f"  {row.name}", *(decimals(values.get(row.name)) for values in by_name.values())])
+        rows.append([f"  {visible_name(row.name)}", *(decimals(values.get(row.name)) for values in by_name.values())])
     return rows

@@ -22,6 +22,7 @@ from hf_cgd.data.values import group_name
 from hf_cgd.metrics import wilson_interval
 from hf_cgd.metrics.tables import plain
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.visible_text import visible_name
 
 MOST_VALUES = 20
 """A column with more different values than this is no group that a table could show."""
@@ -228,15 +229,20 @@ def told(facts: GroupFacts) -> str:
         for group in facts.groups[:SHOWN]:
             mark = " (too wide)" if group.is_small else ""
             rows.append(
-                [group.name, f"{group.count:,}", f"{group.share:.1%}", f"{group.low:.2f}-{group.high:.2f}{mark}"]
+                [
+                    visible_name(group.name),
+                    f"{group.count:,}",
+                    f"{group.share:.1%}",
+                    f"{group.low:.2f}-{group.high:.2f}{mark}",
+                ]
             )
         more = f"\n… and {len(facts.groups) - SHOWN:,} larger ones" if len(facts.groups) > SHOWN else ""
         parts.append(f"{len(facts.groups)} groups by {' x '.join(facts.group_columns)}\n{plain(rows)}{more}")
     for one in facts.correlations if facts.groups else ():
         classes = list(next(iter(one.table.values())))
         if len(classes) <= MOST_VALUES and len(one.table) <= SHOWN:
-            cells = [[name, *(f"{row[c]:,}" for c in classes)] for name, row in one.table.items()]
-            parts.append(plain([[f"{one.column} \\ {facts.label_column}", *classes], *cells]))
+            cells = [[visible_name(name), *(f"{row[c]:,}" for c in classes)] for name, row in one.table.items()]
+            parts.append(plain([[f"{one.column} \\ {facts.label_column}", *map(visible_name, classes)], *cells]))
     if facts.correlations:
         rows = [["column", "Cramér's V", "p", ""]]
         for one in facts.correlations:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from hf_cgd.cli import readable_errors
+from hf_cgd.cli.parser import OneLineParser
 from hf_cgd.experiments.cluster import Cluster
 from hf_cgd.experiments.grid import Grid, has_option
 from hf_cgd.experiments.presets import PRESETS, Preset
@@ -86,10 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog="python -m hf_cgd.experiments",
         description="Train every objective with every value and seed, choose by the worst group on validation.",
         epilog=EXAMPLES,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("grid", help=f"A preset ({', '.join(PRESETS)}), a YAML file, or a recipe.")

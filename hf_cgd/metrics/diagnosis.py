@@ -9,6 +9,7 @@ from torch import Tensor
 from hf_cgd.functional import cgd_exponents
 from hf_cgd.metrics.tables import plain
 from hf_cgd.objectives import GroupStatistics
+from hf_cgd.visible_text import visible_name
 
 MAX_COLUMNS = 8
 """Of more groups the agreement is not printed."""
@@ -54,16 +55,16 @@ class GroupDiagnosis:
         """A table: a row for each group, its agreement with the others behind it."""
         few = len(self.names) <= MAX_COLUMNS
         pulls = ["pull: group_dro", "cgd", "cgd, halves", "cgd, consensus"]
-        head = ["group", "in a step", "loss", "signal", *pulls, *(self.names if few else ())]
+        head = ["group", "in a step", "loss", "signal", *pulls, *(map(visible_name, self.names) if few else ())]
         rows = [head]
         for place, name in enumerate(self.names):
             numbers = [
                 values[place] for values in (self.pull_dro, self.pull_cgd, self.pull_halves, self.pull_consensus)
             ]
             signal = f"{self.signal[place]:.2f}" if self.known[place] else "not measured"
-            row = [name, f"{self.examples[place]:.1f}", f"{self.losses[place]:.3f}", signal]
-            row += [f"{number:+.3f}" for number in numbers]
-            rows.append(row + ([f"{cosine:+.2f}" for cosine in self.agreement[place]] if few else []))
+            row = [visible_name(name), _said(self.examples[place], ".1f"), _said(self.losses[place], ".3f"), signal]
+            row += [_said(number, "+.3f") for number in numbers]
+            rows.append(row + ([_said(cosine, "+.2f") for cosine in self.agreement[place]] if few else []))
         above = f"{self.steps} steps. Pulls: where the weights would go."
         if few:
             above += " Columns of groups: agreement of the gradients, noise taken out."
@@ -151,6 +152,11 @@ def diagnosis_of(steps: Sequence[GroupStatistics]) -> GroupDiagnosis:
         losses - losses.nanmean(),
         *(pull - pull.nanmean() for pull in (mean(values, present) for values in exponents)),
     )
+
+
+def _said(number: Tensor, form: str) -> str:
+    """A number, "n/a" for one that no step told."""
+    return "n/a" if number.isnan() else format(float(number), form)
 
 
 def _part(value: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ from hf_cgd.html import Html
 from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.metrics.group_metrics import ONE_CLASS
 from hf_cgd.metrics.tables import decimals, html, markdown, plain
+from hf_cgd.visible_text import visible_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,7 +57,7 @@ class GroupRow:
         """Text of each column, "" where there is nothing to say."""
         interval = self.interval("accuracy")
         return {
-            "group": self.name,
+            "group": visible_name(self.name),
             "train": "" if self.train_count is None else f"{self.train_count:,}",
             "weight": decimals(self.weight),
             "eval": "" if self.count is None else f"{self.count:,}",
@@ -295,7 +296,10 @@ class GroupReport:
     def cells(self) -> list[list[str]]:
         """Head and rows as text; columns without any entry are left out, the worst group (or groups) is marked."""
         worst = self.all_worst
-        marks = [{"group": f"{row.name} (worst)"} if any(row is one for one in worst) else {} for row in self.rows]
+        marks = [
+            {"group": f"{visible_name(row.name)} (worst)"} if any(row is one for one in worst) else {}
+            for row in self.rows
+        ]
         rows = [row.cells() | mark for row, mark in zip(self.rows, marks, strict=True)]
         others = dict.fromkeys(name for row in self.rows for name in row.others)
         columns = [name for name in (*COLUMNS, *others) if any(row.get(name) for row in rows)]

@@ -6,6 +6,7 @@ from math import isfinite
 import numpy as np
 
 from hf_cgd.html import Html, interval_bar, tag
+from hf_cgd.visible_text import visible, width
 
 Rows = Sequence[Sequence[str]]
 """Cells of a table, all rows of the same length."""
@@ -30,9 +31,9 @@ def in_units(values: np.ndarray, metric: str) -> str:
 def plain(rows: Rows) -> str:
     """A table for the terminal: a line under the head, the first column on the left, the others on the right.
 
-    Line ends in cells are spaces.
+    Line ends in cells are spaces, and hidden characters are written out.
     """
-    lines = ["  ".join(cells) for cells in _padded([list(map(_in_one_line, row)) for row in rows])]
+    lines = ["  ".join(cells) for cells in _padded([list(map(visible, row)) for row in rows])]
     return "\n".join([lines[0], "-" * len(lines[0]), *(line.rstrip() for line in lines[1:])])
 
 
@@ -42,7 +43,7 @@ def markdown(rows: Rows) -> str:
     Pipes in cells are escaped, and line ends are spaces.
     """
     # A ruler takes a dash, and a colon where the column is on the right.
-    head, *body = _padded([[_in_one_line(cell).replace("|", "\\|") for cell in row] for row in rows], (1, 2))
+    head, *body = _padded([[visible(cell).replace("|", "\\|") for cell in row] for row in rows], (1, 2))
     ruler = ["-" * (len(cell) - 1) + ":" if column else "-" * len(cell) for column, cell in enumerate(head)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ruler, *body])
 
@@ -88,18 +89,13 @@ def html(
     return tag("div", tag("div", title), table, [tag("div", line) for line in below], style="overflow-x:auto;")
 
 
-def _in_one_line(cell: str) -> str:
-    """Text without line ends, any that a reader of the table may take for one."""
-    return " ".join(cell.splitlines())
-
-
 def _padded(rows: Rows, narrowest: tuple[int, int] = (0, 0)) -> list[list[str]]:
     """The cells of each column filled up to one width, at least `narrowest` in the first and in the other columns."""
-    widths = [max(narrowest[number > 0], *map(len, column)) for number, column in enumerate(zip(*rows, strict=True))]
+    widths = [max(narrowest[number > 0], *map(width, column)) for number, column in enumerate(zip(*rows, strict=True))]
     return [
         [
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            " " * (room - width(cell)) + cell if column else cell + " " * (room - width(cell))
+            for column, (cell, room) in enumerate(zip(row, widths, strict=True))
         ]
         for row in rows
     ]
@@ -107,7 +103,7 @@ def _padded(rows: Rows, narrowest: tuple[int, int] = (0, 0)) -> list[list[str]]:
 
 def _escaped(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    text = _in_one_line(text)
+    text = visible(text)
     return "".join(
         special.get(character, f"\\{character}" if character in "&%$#_{}" else character) for character in text
     )

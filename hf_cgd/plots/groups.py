@@ -9,6 +9,7 @@ from hf_cgd.metrics import GroupReport
 from hf_cgd.plots.curves import draw_group_weights
 from hf_cgd.plots.logs import LogHistory
 from hf_cgd.plots.style import PALETTE, add_legend, group_colors, legend_entries, lowest_groups, tidy
+from hf_cgd.visible_text import labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ LABELLED_GROUPS = 24
 def draw_group_accuracies(
     axes: "Axes", reports: Sequence[GroupReport], colors: Mapping[str, str], order: Sequence[str] | None = None
 ) -> None:
-    """Horizontal bars of the group accuracies of one method, first group on top, the worst one's number in bold.
+    """Horizontal bars of the group accuracies of one method, first group on top, the lowest numbers in bold.
 
     One report: bars with its 95 % intervals. Several (seeds): bars of the means, whiskers of one standard deviation
     over the reports, and a dot for each.
@@ -47,13 +48,13 @@ def draw_group_accuracies(
     else:
         below, above = np.array([_interval(reports[0], name) for name in names]).T
     axes.errorbar(means, rows, xerr=[below, above], fmt="none", ecolor="black", elinewidth=1, capsize=2)
-    worst = int(means.argmin())
+    worst = means.min()
     for row, mean in enumerate(means):
-        weight = "bold" if row == worst else "normal"
+        weight = "bold" if mean == worst else "normal"
         # Inside the bar, or behind the whisker of a bar that is too short for it.
         place = 0.02 if mean - below[row] > 0.25 else mean + above[row] + 0.04
         axes.text(place, row, f"{mean:.2f}", va="center", fontsize="small", weight=weight)
-    axes.set_yticks(rows, names)
+    axes.set_yticks(rows, labels(names), parse_math=False)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1.02)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
@@ -107,7 +108,7 @@ def comparison_figure(
 
     bars_height = 0.9 + 0.24 * len(shown)
     heights = [bars_height] if histories is None else [bars_height, 2.1]
-    longest = max(len(name) for name in shown)
+    longest = max(map(len, labels(shown)))
     size = (max(5.0, 2.3 * len(reports) + 0.08 * longest + 0.3), sum(heights) + 0.4)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(heights), len(reports), squeeze=False, height_ratios=heights)

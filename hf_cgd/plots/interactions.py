@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_cgd.plots.style import add_title
+from hf_cgd.visible_text import labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,13 +36,14 @@ def interactions_figure(cosines: Any, names: Sequence[str], *, title: str | None
     # Inches of the matrix and of the names beside it; points of the names, a little less than a row is high.
     side = min(max(0.45 * len(names), 2.2), 9.0)
     text = min(9.0, 0.7 * 72 * side / len(names))
-    margin = 0.65 * text / 72 * max(len(name) for name in names)
+    written = labels(names)
+    margin = 0.65 * text / 72 * max(map(len, written))
     figure = Figure(figsize=(side + margin + 1.5, side + margin + 0.5), layout="compressed")
     axes = figure.subplots()
     axes.patch.set(facecolor="#D9D9D9", edgecolor="#808080", hatch="////", linewidth=0)
     image = axes.imshow(np.ma.masked_invalid(values), cmap="RdBu", vmin=-1, vmax=1)
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=text)
-    axes.set_yticks(range(len(names)), names, fontsize=text)
+    axes.set_xticks(range(len(names)), written, rotation=90, fontsize=text, parse_math=False)
+    axes.set_yticks(range(len(names)), written, fontsize=text, parse_math=False)
     axes.tick_params(length=0)
     if len(names) <= WRITTEN_COSINES:
         for (row, column), value in np.ndenumerate(values):

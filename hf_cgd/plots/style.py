@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from hf_cgd.visible_text import labels
+
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -83,9 +85,11 @@ def add_legend(figure: "Figure", entries: Mapping[str, "Artist"]) -> None:
     """A legend below the panels in as many columns as fit; the figure grows by its height, and in width if need be."""
     for columns in range(min(len(entries), 8), 0, -1):
         legend = figure.legend(
-            list(entries.values()), list(entries), loc="outside lower center", ncols=columns, handlelength=2.6,
+            list(entries.values()), labels(list(entries)), loc="outside lower center", ncols=columns, handlelength=2.6,
             frameon=False,
         )  # fmt: skip
+        for text in legend.get_texts():
+            text.set_parse_math(False)
         box = legend.get_window_extent()
         if columns == 1 or box.width <= figure.bbox.width:
             break

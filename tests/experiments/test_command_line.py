@@ -83,6 +83,16 @@ def test_what_is_a_number(text: Any, number: Any) -> None:
     assert found == number and type(found) is type(number)
 
 
+def test_a_wrong_option_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["mnist_settings", "--worker", "2"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "python -m hf_cgd.experiments: there is no option --worker. Did you mean --workers? "
+        "All options: python -m hf_cgd.experiments --help\n"
+    )
+
+
 def test_failures_end_with_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken").touch()
     words = [RECIPE, "--objectives", "erm", "--seeds", "0", "--output_dir", str(tmp_path / "runs")]

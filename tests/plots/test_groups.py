@@ -5,6 +5,7 @@ import pytest
 from figures import COLORS, NAMES, axes_of, bars, history, report, whiskers
 from matplotlib.figure import Figure
 
+from hf_cgd.metrics import GroupReport, GroupRow
 from hf_cgd.plots import LABELLED_GROUPS, MUTED, comparison_figure, draw_group_accuracies
 
 
@@ -59,3 +60,16 @@ def test_of_many_groups_the_worst_are_shown_and_said_to_be_a_choice() -> None:
     assert list(shown) == [f"g{number}" for number in range(LABELLED_GROUPS)]
     assert figure.get_suptitle() == f"the {LABELLED_GROUPS} of 60 groups with the lowest accuracies"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["g0", "other groups"]
+
+
+def test_names_in_pictures_are_short_and_no_formula() -> None:
+    names = ["$50k-$100k", "two\nlines", "x" * 200]
+    rows = tuple(GroupRow(name, accuracy=0.5, accuracy_low=0.4, accuracy_high=0.6) for name in names)
+    figure = comparison_figure({"erm": [GroupReport(rows, {}, "erm")]})
+    texts = figure.axes[0].get_yticklabels()
+    assert [text.get_text() for text in texts][:2] == ["$50k-$100k", "two lines"]
+    assert len(texts[2].get_text()) == 40
+    assert not any(text.get_parse_math() for text in texts)
+    figure.canvas.draw()
+    numbers = [text for text in figure.axes[0].texts if text.get_text() == "0.50"]
+    assert [text.get_weight() for text in numbers] == ["bold"] * 3  # All three are the worst.

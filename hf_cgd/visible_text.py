@@ -1,0 +1,58 @@
+"""Names that came with the data, as a reader may see them: on one line, nothing hidden, nothing set in reverse."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+_HIDDEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2065\u206a-\u206f\ufeff]"
+)
+"""Controls and characters without a shape. Joiners are none of them: scripts and emoji are written with these."""
+_ISOLATES = re.compile("[\u2066-\u2069]")
+_ISOLATE, _END = "\u2068", "\u2069"
+"""Around text that runs from right to left. Without them it takes the numbers that follow into its own order."""
+LABEL = 40
+"""Characters of a name in a picture."""
+
+
+def visible(text: str) -> str:
+    r"""Text on one line: line ends and tabs are spaces, hidden characters are written out, as `\u200b`."""
+    line = " ".join(text.replace("\t", " ").splitlines())
+    return _HIDDEN.sub(_written, line)
+
+
+def visible_name(name: str) -> str:
+    """A name for a table or a sentence: `visible`, and numbers beside it keep their order whatever its script."""
+    shown = _ISOLATES.sub(_written, visible(name))
+    return f"{_ISOLATE}{shown}{_END}" if any(map(_runs_leftwards, shown)) else shown
+
+
+def width(text: str) -> int:
+    """Columns of a terminal that a text takes: two for a wide character, none for an accent or a joiner."""
+    return sum(_columns(character) for character in text)
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """The names for a picture: long ones have an ellipsis in the middle, unless another one then reads the same."""
+    shown = [_ISOLATES.sub(_written, visible(name)) for name in names]
+    short = [_shortened(name) for name in shown]
+    return [name if short.count(label) > 1 else label for name, label in zip(shown, short, strict=True)]
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LABEL else f"{name[: LABEL // 2]}…{name[1 - LABEL // 2 :]}"
+
+
+def _written(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _runs_leftwards(character: str) -> bool:
+    return unicodedata.bidirectional(character) in ("R", "AL", "AN")
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
