@@ -95,6 +95,8 @@ def test_groups_that_are_rare() -> None:
     assert found.examples[:2].tolist() == [4, 1]
     assert found.known.tolist() == [True, False, False] and found.signal[:2].tolist() == [1, 1]
     assert found.agreement[0, 1] == 1 and found.agreement[0, 2].isnan()
-    assert "g2" in str(found) and "not measured" in str(found)
+    assert "not measured" in str(found) and "nan" not in str(found)
+    line = next(line for line in str(found).splitlines() if line.startswith("g2"))
+    assert line.split()[1:3] == ["n/a", "n/a"]
     with pytest.raises(ValueError, match="one step or more, got none"):
         diagnosis_of([])
