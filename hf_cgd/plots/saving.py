@@ -1,8 +1,12 @@
 """Writing a figure to files."""
 
 import os
+import re
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from hf_cgd.monitors import GroupRobustWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +31,24 @@ def save_figure(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path] if vector is None else list(dict.fromkeys([path, path.with_suffix(f".{vector}")]))
-    for file in files:
-        figure.savefig(file, dpi=150)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for file in files:
+            figure.savefig(file, dpi=150)
+    lacking: dict[str, None] = {}
+    for one in caught:
+        glyph = re.match(r"Glyph (\d+) ", str(one.message))
+        if glyph is None:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        else:
+            lacking[chr(int(glyph[1]))] = None
+    if lacking:
+        shown = "".join(lacking)
+        warnings.warn(
+            f"The font of pictures has no shape for {shown[:20]!r}. Such characters are boxes in {path.name}, so that "
+            "names may look alike there. Choose a font that has them, for instance "
+            "matplotlib.rcParams['font.family'] = 'Noto Sans CJK JP'.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
     return files

@@ -1,6 +1,8 @@
 """What holds for all figures: nothing overlaps, colours are told apart, files are written, errors say what is wrong."""
 
 import itertools
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +101,16 @@ def test_save_writes_png_and_vector_and_makes_the_folder(tmp_path) -> None:
     assert [file.name for file in files] == ["groups.png", "groups.svg"]
     assert files[0].read_bytes().startswith(b"\x89PNG") and "<svg" in files[1].read_text(encoding="utf-8")
     assert save_figure(figure, tmp_path / "groups.pdf", vector="pdf") == [tmp_path / "groups.pdf"]
+
+
+def test_characters_that_the_font_lacks_are_named_once(tmp_path: Path) -> None:
+    figure = Figure()
+    figure.suptitle("\ue000 and \ue001, \ue000")  # Private characters, which no font has.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        save_figure(figure, tmp_path / "groups.png")
+    (message,) = (str(one.message) for one in caught)
+    assert "'\\ue000\\ue001'" in message and "boxes in groups.png" in message and "font.family" in message
 
 
 @pytest.mark.parametrize(
