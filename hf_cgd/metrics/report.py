@@ -296,11 +296,10 @@ class GroupReport:
     def cells(self) -> list[list[str]]:
         """Head and rows as text; columns without any entry are left out, the worst group (or groups) is marked."""
         worst = self.all_worst
-        marks = [
-            {"group": f"{visible_name(row.name)} (worst)"} if any(row is one for one in worst) else {}
-            for row in self.rows
-        ]
-        rows = [row.cells() | mark for row, mark in zip(self.rows, marks, strict=True)]
+        rows = [row.cells() for row in self.rows]
+        for row, texts in zip(self.rows, rows, strict=True):
+            if any(row is one for one in worst):
+                texts["group"] += " (worst)"
         others = dict.fromkeys(name for row in self.rows for name in row.others)
         columns = [name for name in (*COLUMNS, *others) if any(row.get(name) for row in rows)]
         return [columns, *([row.get(name, "") for name in columns] for row in rows)]
