@@ -16,6 +16,7 @@ HEAD = "head"
 WORDS = (ALL, HEAD)
 """Values of `gradient_layers` that are no regular expressions."""
 GradientLayers = int | str | Sequence[str]
+DEFAULT_LAYERS = 3
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def parse_gradient_layers(value: GradientLayers) -> int | str | list[str]:
     return patterns
 
 
-def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = 3) -> dict[str, nn.Parameter]:
+def gradient_scope(model: nn.Module, gradient_layers: GradientLayers = DEFAULT_LAYERS) -> dict[str, nn.Parameter]:
     """The trainable parameters that group gradients are taken over, by name, in the model's order.
 
     Args:

@@ -20,10 +20,10 @@ from hf_cgd.gradients import (
     GradientEngine,
     PerGroupEngine,
     TensorHookEngine,
-    gradient_scope,
     needs_static_shapes,
 )
 from hf_cgd.gradients.compiled import compiled_parts, prepare_for_compiled_networks
+from hf_cgd.gradients.scope import DEFAULT_LAYERS, gradient_scope
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.estimators import Scale
@@ -207,7 +207,7 @@ class EngineChoice:
 
     def _scope(self, model: nn.Module) -> dict[str, nn.Parameter]:
         layers = options_of(self._args).gradient_layers
-        return gradient_scope(model) if layers is None else gradient_scope(model, layers)
+        return gradient_scope(model, DEFAULT_LAYERS if layers is None else layers)
 
 
 def _rows_of(names: list[str], are_sketches: bool) -> str:

@@ -14,7 +14,9 @@ from hf_cgd.data.weight_sampling import DrawnGroups, steps_ahead
 from hf_cgd.gradients import needs_static_shapes
 from hf_cgd.models.heads import ExampleHead, head_of
 from hf_cgd.objectives import Objective
+from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.beside_batches import BesideBatches, without
+from hf_cgd.trainer.continuity import settings_of_run
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIdsCollator
 
@@ -124,13 +126,20 @@ class GroupDataTrainer(Trainer):
         self._asked_for_sampler = True
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         self._drawn = self._memory_of_draws()
-        # With split_batches a batch of the loader is one of all processes.
-        sharers = 1 if self.accelerator.split_batches else self.accelerator.num_processes
-        batches = self.args.gradient_accumulation_steps * sharers
         sampler = self._setup.sampler(
-            self._train_batch_size, seed, self.args.dataloader_drop_last, batches, self._drawn
+            self._train_batch_size, seed, self.args.dataloader_drop_last, self._batches_of_step, self._drawn
         )
         return super()._get_train_sampler(train_dataset) if sampler is None else sampler
+
+    @property
+    def _batches_of_step(self) -> int:
+        """Batches of the training loader that an optimizer step takes, on all processes together."""
+        # With split_batches a batch of the loader is one of all processes.
+        sharers = 1 if self.accelerator.split_batches else self.accelerator.num_processes
+        return self.args.gradient_accumulation_steps * sharers
+
+    def _settings_of_run(self, robust_loss: GroupRobustLoss) -> dict[str, Any]:
+        return settings_of_run(self.args, robust_loss, self._train_batch_size * self._batches_of_step)
 
     def _memory_of_draws(self) -> DrawnGroups | None:
         """What drawing by weights remembers, for the loader as it is now; None where groups are not drawn so."""

@@ -5,7 +5,8 @@ A run is resumed in this order:
 1. `train(resume_from_checkpoint)` asks `RunState.find` for the last checkpoint that was written to its end.
 2. The `Trainer` restores model, optimizer, random numbers and its own state, then says `on_train_begin`.
 3. `RunState.begin` builds the loss of the run, once, on the parameters that will be trained.
-4. It loads weights, counters and running averages into the loss, which matches the groups by name.
+4. It loads weights, counters and running averages into the loss, which matches the groups by name, and warns of
+   settings that are others than the checkpoint's (`continuity.py`).
 5. It cuts the history at the checkpoint's step.
 6. `tell_sampler` tells the sampler which epoch it is; with the run's seed, that fixes the order.
 
@@ -29,6 +30,7 @@ from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.robust_loss.state import LossState
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint, require_complete
+from hf_cgd.trainer.continuity import warn_of_other_settings
 from hf_cgd.trainer.history import GroupLog
 from hf_cgd.whole_files import whole_file
 
@@ -72,6 +74,7 @@ class RunState:
         args: TrainingArguments,
         state: TrainerState,
         drawn: DrawnGroups | None = None,
+        settings_of: Callable[[GroupRobustLoss], Mapping[str, Any]] | None = None,
     ) -> tuple[GroupRobustLoss | None, GroupLog | None]:
         """The loss and the log of a run, with the checkpoint's state where the run is resumed.
 
@@ -79,6 +82,7 @@ class RunState:
             build_loss: builds the loss on the model as it is now; None without groups.
             args, state: those of the Trainer; the state is the checkpoint's.
             drawn: what drawing by weights remembers; None where groups are not drawn so.
+            settings_of: gives `settings_of_run`, to be compared with those of the checkpoint; None to compare none.
 
         Raises:
             ValueError: the checkpoint has no group state, or that of other groups or another objective.
@@ -94,7 +98,10 @@ class RunState:
             assert robust_loss.alpha is not None
             drawn.begin(robust_loss.alpha)
         if state.global_step > 0:
-            self._restore(robust_loss, entry, drawn)
+            saved = None if entry is None else entry["attributes"]["saved"]
+            self._restore(robust_loss, saved, drawn)
+            if saved is not None and settings_of is not None and state.is_world_process_zero:
+                warn_of_other_settings(saved, settings_of(robust_loss), robust_loss.groups)
         folder = args.output_dir if state.is_world_process_zero else None
         return robust_loss, GroupLog(
             folder,
@@ -105,9 +112,8 @@ class RunState:
         )
 
     def _restore(
-        self, robust_loss: GroupRobustLoss, entry: Mapping[str, Any] | None, drawn: DrawnGroups | None
+        self, robust_loss: GroupRobustLoss, saved: Mapping[str, Any] | None, drawn: DrawnGroups | None
     ) -> None:
-        saved = None if entry is None else entry["attributes"]["saved"]
         if saved is not None:
             robust_loss.load_state_dict(saved, self._tensors(robust_loss.objective))
             if drawn is not None:
@@ -134,7 +140,10 @@ class RunState:
 
 
 def saved_entry(
-    robust_loss: GroupRobustLoss | None, of_steps: LossState | None = None, drawn: dict[str, Any] | None = None
+    robust_loss: GroupRobustLoss | None,
+    of_steps: LossState | None = None,
+    drawn: dict[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Our entry in `trainer_state.json`, in the form that the Trainer wants.
 
@@ -142,10 +151,13 @@ def saved_entry(
         robust_loss: that of the run, None for none.
         of_steps: its state to be saved, None for the present one.
         drawn: what drawing by weights remembers; None where groups are not drawn so.
+        settings: `settings_of_run`, None for none.
     """
     saved = None if robust_loss is None else robust_loss.state_dict(of_steps)
     if saved is not None and drawn is not None:
         saved["drawn"] = drawn
+    if saved is not None and settings is not None:
+        saved["settings"] = dict(settings)
     return {"args": {}, "attributes": {"saved": saved}}
 
 

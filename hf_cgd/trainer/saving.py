@@ -43,7 +43,9 @@ class GroupCheckpointTrainer(GroupDataTrainer):
         """What a checkpoint holds of the groups: the state after the last completed step."""
         loss, step = self.robust_loss, self.state.global_step
         drawn = None if self._drawn is None else self._drawn.state_dict(step)
-        return saved_entry(loss, None if loss is None else self._step_start.state_of(loss, step), drawn)
+        if loss is None:
+            return saved_entry(None)
+        return saved_entry(loss, self._step_start.state_of(loss, step), drawn, self._settings_of_run(loss))
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with self._step_start.put_back(self.state.global_step):

@@ -131,7 +131,9 @@ class GroupRobustTrainer(
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
         self._require_that_groups_were_sampled()
-        self.robust_loss, self._group_log = self._run_state.begin(self._build_loss, self.args, self.state, self._drawn)
+        self.robust_loss, self._group_log = self._run_state.begin(
+            self._build_loss, self.args, self.state, self._drawn, self._settings_of_run
+        )
         self._engine_choice.log_run(self.robust_loss, self._network)
 
     def begin_epoch(self) -> None:

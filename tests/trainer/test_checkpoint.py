@@ -11,7 +11,7 @@ from tiny import NotedRows, parameters_of, predicts_one_class, text_dataset, tin
 from transformers import Trainer, TrainerCallback
 
 import hf_cgd.trainer.engine_choice
-from hf_cgd import GroupDRO, GroupRobustConfig, GroupRobustLoss, GroupRobustTrainer
+from hf_cgd import GroupDRO, GroupRobustConfig, GroupRobustLoss, GroupRobustTrainer, GroupRobustWarning
 from hf_cgd.gradients import ENGINES
 from hf_cgd.trainer.history import HISTORY_FILE
 
@@ -290,3 +290,69 @@ def test_averages_of_other_layers_are_refused(trainer: Build) -> None:
     same = trainer({**changes, "interaction_momentum": 0.9, "gradient_engine": "per_group"})
     same.train(resume_from_checkpoint=str(checkpoint(run, 3)))
     assert torch.allclose(same.group_weights, run.group_weights, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"seed": 1}, r"seed of the order 0 -> 1\. So the rest of the epoch holds other examples"),
+        ({"data_seed": 5}, r"seed of the order 0 -> 5\. So"),
+        ({"per_device_train_batch_size": 8}, r"training examples of a step 4 -> 8\. So"),
+        (
+            {"gradient_accumulation_steps": 2, "weight_timing": "next"},
+            r"training examples of a step 4 -> 8; .*timing 'current' ->",
+        ),
+        ({"group_sampling": "balanced"}, r"group_sampling 'none' -> 'balanced'\. So"),
+        ({"gradient_layers": 1}, r"gradient_layers 3 -> 1\. Model"),
+        ({"class_weights": [1.0, 2.0]}, r"class_weights None -> \[1\.0, 2\.0\]\. Model"),
+        ({"label_smoothing_factor": 0.1}, r"label_smoothing_factor 0\.0 -> 0\.1\. Model"),
+        (
+            {"forward_mode": "split", "focal_gamma": 2.0},
+            r"forward_mode 'joint' -> 'split'; focal_gamma None -> 2\.0\. M",
+        ),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
+)
+def test_a_run_that_goes_on_with_other_settings_says_so(trainer: Build, changes: dict[str, Any], words: str) -> None:
+    first = trainer(SAVES)
+    first.train()
+    with pytest.warns(GroupRobustWarning, match=f"other settings than its checkpoint was trained with: {words}"):
+        trainer({**SAVES, **changes}).train(resume_from_checkpoint=str(checkpoint(first, 3)))
+
+
+def test_other_reference_losses_are_told(trainer: Build) -> None:
+    first = trainer({**SAVES, "reference_losses": {"0": 0.1, "1": 0.1}})
+    first.train()
+    with pytest.warns(GroupRobustWarning, match=r"trained with: reference_losses '0' 0\.1 -> 0\.2\. Model"):
+        trainer({**SAVES, "reference_losses": {"0": 0.2, "1": 0.1}}).train(
+            resume_from_checkpoint=str(checkpoint(first, 3))
+        )
+
+
+def test_settings_in_other_words_are_the_same(trainer: Build, recwarn: pytest.WarningsRecorder) -> None:
+    """A twice as large batch in place of two, and defaults that are written out: the very run."""
+    straight = trainer({**SAVES, "gradient_accumulation_steps": 2})
+    straight.train()
+    written_out = {"gradient_layers": ["3"], "weight_timing": "next", "group_unit": "example", "data_seed": 0}
+    resumed = trainer({**SAVES, **written_out, "per_device_train_batch_size": 8})
+    resumed.train(resume_from_checkpoint=str(checkpoint(straight, 3)))
+    assert not [warning for warning in recwarn if "other settings" in str(warning.message)]
+    assert torch.allclose(parameters_of(resumed.model), parameters_of(straight.model), atol=1e-5)
+
+
+def test_other_counts_of_the_groups_are_told(trainer: Build) -> None:
+    first = trainer(SAVES, train_dataset=text_dataset(32))
+    first.train()
+    with pytest.warns(GroupRobustWarning, match=r"of the groups '0' 16 -> 20, '1' 16 -> 20\. So the rest"):
+        trainer(SAVES, train_dataset=text_dataset(40)).train(resume_from_checkpoint=str(checkpoint(first, 3)))
+
+
+def test_a_checkpoint_of_an_older_version_is_compared_as_far_as_it_tells(trainer: Build, recwarn: Any) -> None:
+    first = trainer(SAVES)
+    first.train()
+    file = checkpoint(first, 3) / "trainer_state.json"
+    state = json.loads(file.read_text())
+    del state["stateful_callbacks"]["GroupStateCallback"]["attributes"]["saved"]["settings"]
+    file.write_text(json.dumps(state))
+    trainer({**SAVES, "seed": 1}).train(resume_from_checkpoint=str(checkpoint(first, 3)))
+    assert not [warning for warning in recwarn if "other settings" in str(warning.message)]

@@ -1,0 +1,84 @@
+"""What a checkpoint says of the settings of its run, and the warning of a resumed run that has others."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from transformers import TrainingArguments
+
+from hf_cgd.data.groups import GroupInfo
+from hf_cgd.gradients.scope import DEFAULT_LAYERS, parse_gradient_layers
+from hf_cgd.monitors import GroupRobustWarning
+from hf_cgd.objectives import KNOBS
+from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.trainer.config import GroupOptions, options_of
+
+COUNTS = "training examples of the groups"
+ORDER = ("seed of the order", "group_sampling", "training examples of a step", COUNTS)
+"""Settings that say which examples a step is of."""
+REFUSED = ("objective", *KNOBS, "excess_clip")
+"""Options that a checkpoint of another value is refused for, elsewhere."""
+WITHOUT_EFFECT = ("group_column", "eval_group_column", "gradient_engine", "nonfinite", "min_group_size")
+"""Options that change no number of the training, as long as the groups have the same names."""
+
+
+def settings_of_run(args: TrainingArguments, robust_loss: GroupRobustLoss, examples_of_step: int) -> dict[str, Any]:
+    """What a checkpoint keeps, JSON-ready, to be compared where a run is resumed: values in force, not None.
+
+    Args:
+        args: those of the run.
+        robust_loss: that of the run.
+        examples_of_step: of an optimizer step, on all devices together.
+    """
+    options = options_of(args)
+    names = [option.name for option in fields(GroupOptions)]
+    kept = {name: getattr(options, name) for name in names if name not in (*REFUSED, *WITHOUT_EFFECT, *ORDER)}
+    if robust_loss.objective.needs_gradients:
+        kept["gradient_layers"] = parse_gradient_layers(options.gradient_layers or DEFAULT_LAYERS)
+    kept["weight_timing"] = robust_loss.weight_timing
+    kept["group_unit"] = options.unit_of(robust_loss.objective)
+    kept["label_smoothing_factor"] = args.label_smoothing_factor
+    seed = args.seed if args.data_seed is None else args.data_seed
+    return dict(zip(ORDER, (seed, options.group_sampling, examples_of_step), strict=False)) | kept
+
+
+def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], groups: GroupInfo) -> None:
+    """One warning with every setting that differs from the checkpoint's; none where all are the same.
+
+    Args:
+        saved: what the checkpoint holds of the groups. A setting that it does not know, because it is of an older
+            version, is passed over.
+        own: `settings_of_run` of the run that goes on.
+        groups: of its training set.
+    """
+    own = {COUNTS: _counts_of(groups.to_dict()), **own}
+    saved = {COUNTS: _counts_of(saved["groups"]), **saved.get("settings", {})}
+    others = {name: (saved[name], value) for name, value in own.items() if name in saved and saved[name] != value}
+    if not others:
+        return
+    listed = "; ".join(f"{name} {_words(before, now)}" for name, (before, now) in others.items())
+    order = (
+        " So the rest of the epoch holds other examples: some come a second time, others not at all."
+        if any(name in ORDER for name in others)
+        else ""
+    )
+    warnings.warn(
+        f"The run goes on with other settings than its checkpoint was trained with: {listed}.{order} Model, optimizer "
+        "and group weights go on from the checkpoint. Resume with its settings for the run that was begun.",
+        GroupRobustWarning,
+        stacklevel=2,
+    )
+
+
+def _counts_of(groups: Mapping[str, Any]) -> dict[str, int] | None:
+    return None if groups["counts"] is None else dict(zip(groups["names"], groups["counts"], strict=True))
+
+
+def _words(before: Any, now: Any) -> str:
+    """What has changed; of numbers for each group the ones that have."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        changed = [name for name in now if before.get(name) != now[name]]
+        shown = ", ".join(f"{name!r} {before.get(name)} -> {now[name]}" for name in changed[:5])
+        return f"{shown}, and {len(changed) - 5} more" if len(changed) > 5 else shown
+    return f"{before!r} -> {now!r}"
