@@ -98,10 +98,15 @@ class GroupSetup:
         """Columns with a number for each example that travel beside the batches."""
         self.label_names = self._head.label_names(labels)
         """Batch keys of the labels."""
-        self._label_columns = tuple(dict.fromkeys((*labels, *LABEL_COLUMNS)))
+        if len(labels) > 1 and self.label_names[0] in columns and "labels" not in labels:
+            raise ValueError(
+                f"label_names={list(labels)} begins with the group column {labels[0]!r}, so the model would learn "
+                "to predict the group. Put the name of the labels first."
+            )
+        self.label_columns = tuple(dict.fromkeys((*self.label_names, *LABEL_COLUMNS)))
         # Labels of tokens are looked at batch by batch: collators make them, and a column of them is long.
-        self._columns_of_classes = () if self._head.of_tokens else self._label_columns
-        self._model_columns = (*self._label_columns, *forward_parameters(model))
+        self._columns_of_classes = () if self._head.of_tokens else self.label_columns
+        self._model_columns = (*labels, *self.label_columns, *forward_parameters(model))
         own_name = len(self.columns) == 1 and self.columns[0] not in self._model_columns
         self.key = self.columns[0] if own_name else GROUP_IDS
         """Batch key of the group ids: the column's own name where there is one and the model has no use for it."""
@@ -119,7 +124,7 @@ class GroupSetup:
         self._train_rows_tell = True
         read = self._read(given, objective)
         self.class_weights = class_weights_of(
-            options.class_weights, train_dataset, self._label_columns, self.labels.outputs
+            options.class_weights, train_dataset, self.label_columns, self.labels.outputs
         )
         """Weight of each class in the training loss [C]; None for none."""
         require_weight_column(options.example_weight_column, train_dataset)
@@ -178,7 +183,7 @@ class GroupSetup:
         """The user's collator, made to keep the group ids of a training set; see `GroupCollator`."""
         if self.groups is not None:
             collator = GroupCollator(
-                collator, self.groups, batch_key=self.key, group_columns=self._hidden, labels=self._label_columns,
+                collator, self.groups, batch_key=self.key, group_columns=self._hidden, labels=self.label_columns,
                 in_group_order=in_group_order,
             )  # fmt: skip
         return self._finished(collator)
@@ -189,7 +194,7 @@ class GroupSetup:
         if groups is not None:
             kind = SubgroupCollator if self.evaluation.overlapping else GroupCollator
             collator = kind(
-                collator, groups, batch_key=self.key, group_columns=self._hidden, labels=self._label_columns,
+                collator, groups, batch_key=self.key, group_columns=self._hidden, labels=self.label_columns,
                 optional=True,
             )  # fmt: skip
         return self._finished(collator)
@@ -262,7 +267,7 @@ class GroupSetup:
             collator = RenamingCollator(collator, self.renamed)
         if isinstance(self._head, TokenHead):
             return TokenLabelCollator(collator, self.label_names, self._head, self._num_outputs, self._packs)
-        return LabelCollator(collator, self._label_columns[0], self.labels.kind or self.labels.declared)
+        return LabelCollator(collator, self.label_columns[0], self.labels.kind or self.labels.declared)
 
     def _read(self, given: GroupInfo | None, objective: Objective) -> dict[str, Column]:
         """Read and check the training set; its columns."""

@@ -195,7 +195,7 @@ class PublishingTrainer(Trainer):
         """Names of the labels where the data know them."""
         for data in (self.train_dataset, *self._evaluation_sets().values()):
             features = getattr(data, "features", None) or {}
-            for name in self.label_names:
+            for name in self._setup.label_columns:
                 found = getattr(features.get(name), "names", None)
                 if found:
                     return list(found)

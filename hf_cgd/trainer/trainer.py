@@ -180,6 +180,7 @@ class GroupRobustTrainer(
         The group weights move here, before the parameters do, once per optimizer step.
         """
         inputs, beside = self._split(inputs)
+        inputs = self._forward.without_idle_labels(inputs, self.label_names)
         labels = labels_in(inputs, self.label_names, self._head)
         trains = model.training and torch.is_grad_enabled()
         robust_loss = self.robust_loss if trains else None
@@ -270,6 +271,7 @@ class GroupRobustTrainer(
         if self.accelerator.distributed_type not in EXAMINED:
             self._forward.leave_unexamined(self._network, self.compute_loss_func)
             return
+        inputs = self._forward.without_idle_labels(inputs, self.label_names)
         with self.compute_loss_context_manager():
             self._forward.examine(
                 self._network,

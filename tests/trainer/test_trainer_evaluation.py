@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import predicts_one_class, text_dataset, tiny_distilbert
+from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from transformers import EarlyStoppingCallback, EvalPrediction
 
 from hf_cgd import GroupRobustTrainer, GroupRobustWarning
@@ -83,6 +83,51 @@ def test_a_set_that_lacks_one_of_several_labels_is_announced(trainer: Build) -> 
     with pytest.warns(GroupRobustWarning, match="has labels, but not more, which label_names lists") as told:
         metrics = run.evaluate(text_dataset())
     assert len(told) == 1 and "eval_accuracy" not in metrics
+
+
+class Strict(torch.nn.Module):
+    """Takes nothing that it has no use for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_distilbert()
+        self.config = self.inner.config
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None) -> Any:
+        return self.inner(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+
+
+@pytest.mark.parametrize("objective", ["erm", "cgd"])
+@pytest.mark.parametrize("names", [["labels", "group"], ["group", "labels"], ["number", "labels", "group"]])
+def test_columns_for_metrics_among_the_labels_change_nothing_else(
+    trainer: Build, objective: str, names: list[str]
+) -> None:
+    plain = text_dataset(32)
+    data = plain.add_column("number", list(range(32))) if "number" in names else plain
+    seen = {}
+
+    def compute_metrics(prediction: EvalPrediction) -> dict[str, float]:
+        seen.update(zip(names, prediction.label_ids, strict=True))
+        return {}
+
+    changes = {"objective": objective, "remove_unused_columns": False}
+    twin = trainer(changes, model=Strict(), train_dataset=plain, eval_dataset=plain)
+    run = trainer(
+        {**changes, "label_names": names}, model=Strict(), train_dataset=data, eval_dataset=data,
+        compute_metrics=compute_metrics,
+    )  # fmt: skip
+    for each in (twin, run):
+        each.train()
+    assert torch.equal(parameters_of(run.model), parameters_of(twin.model))
+    assert stable(run.evaluate()) == stable(twin.evaluate())
+    for name in names:
+        assert list(seen[name]) == data[name]
+
+
+def test_a_group_column_first_among_the_labels_is_refused(trainer: Build) -> None:
+    data = text_dataset().rename_column("labels", "target")
+    with pytest.raises(ValueError, match=r"label_names=\['group', 'target'\] begins with the group column 'group'"):
+        trainer({"label_names": ["group", "target"]}, train_dataset=data)
 
 
 # ---- User functions -----------------------------------------------------------------------------------------------------

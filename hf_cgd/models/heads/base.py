@@ -45,16 +45,19 @@ class Head(ABC):
     predicts_vocabulary: ClassVar[bool] = False
 
     def labels_in(self, inputs: Mapping[str, Any], names: Sequence[str]) -> Tensor | None:
-        """The labels of a batch, [B, ...], under (the first of) these names; None where it has none."""
-        return inputs.get(names[0])
+        """The labels of a batch, [B, ...], among what it has under these names; None where it has none."""
+        return inputs.get(self.label_names(names)[0])
 
     def label_names(self, names: Sequence[str]) -> list[str]:
-        """Of the names that the `Trainer` has for labels, those that `labels_in` reads."""
-        return list(names[:1])
+        """Of the `Trainer`'s names for labels those that `labels_in` reads: "labels", or else the first."""
+        return ["labels"] if "labels" in names else list(names[:1])
 
     def joined(self, labels: Any, names: Sequence[str]) -> Any:
         """What `labels_in` gives, out of labels as the `Trainer`'s evaluation hands them on, in order of `names`."""
-        return labels[0] if isinstance(labels, (tuple, list)) else labels
+        if not isinstance(labels, (tuple, list)):
+            return labels
+        # A prediction_step of one's own may give fewer than there are names.
+        return labels[names.index(self.label_names(names)[0]) if len(labels) == len(names) else 0]
 
     def completed(self, inputs: dict[str, Any], labels: Tensor, network: nn.Module) -> dict[str, Any]:
         """The inputs without labels, with what the network would have made of labels."""
