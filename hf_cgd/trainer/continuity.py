@@ -1,13 +1,15 @@
-"""What a checkpoint says of the settings of its run, and the warning of a resumed run that has others."""
+"""What a checkpoint says of the settings of its run, and warnings where a resumed run is not the one that began."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.data.training_groups import is_stream
 from hf_cgd.gradients.scope import DEFAULT_LAYERS, parse_gradient_layers
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import KNOBS
@@ -69,6 +71,24 @@ def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], gro
         GroupRobustWarning,
         stacklevel=2,
     )
+
+
+def warn_of_begun_stream(dataset: Any, args: TrainingArguments, state: TrainerState) -> None:
+    """Warn where a run is resumed in a later epoch of a stream, which the `Trainer` begins anew.
+
+    It does not know how long an epoch of a stream is, so it passes over the batches of all steps as if they were of
+    the first one, up to its end.
+    """
+    epoch = math.ceil(state.epoch or 0)
+    skips = state.global_step > 0 and not args.ignore_data_skip
+    if skips and epoch > 1 and is_stream(dataset) and state.is_world_process_zero:
+        warnings.warn(
+            f"The run is resumed in epoch {epoch} of a stream. The Trainer cannot tell how long such an epoch is, and "
+            "begins it anew: its first examples come a second time. Resume from a checkpoint of the first epoch, or "
+            "train on a data set with a length, for the run that was begun.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
 
 
 def _counts_of(groups: Mapping[str, Any]) -> dict[str, int] | None:

@@ -11,7 +11,7 @@ from tiny import NotedRows, parameters_of, predicts_one_class, text_dataset, tin
 from transformers import Trainer, TrainerCallback
 
 import hf_cgd.trainer.engine_choice
-from hf_cgd import GroupDRO, GroupRobustConfig, GroupRobustLoss, GroupRobustTrainer, GroupRobustWarning
+from hf_cgd import GroupDRO, GroupInfo, GroupRobustConfig, GroupRobustLoss, GroupRobustTrainer, GroupRobustWarning
 from hf_cgd.gradients import ENGINES
 from hf_cgd.trainer.history import HISTORY_FILE
 
@@ -356,3 +356,32 @@ def test_a_checkpoint_of_an_older_version_is_compared_as_far_as_it_tells(trainer
     file.write_text(json.dumps(state))
     trainer({**SAVES, "seed": 1}).train(resume_from_checkpoint=str(checkpoint(first, 3)))
     assert not [warning for warning in recwarn if "other settings" in str(warning.message)]
+
+
+@pytest.mark.parametrize("step, is_told", [(3, False), (6, True)])
+def test_a_later_epoch_of_a_stream_begins_anew_and_says_so(
+    trainer: Build, recwarn: pytest.WarningsRecorder, step: int, is_told: bool
+) -> None:
+    """Four steps are an epoch. The oracle is the rows that were read."""
+    read: list[int] = []
+
+    def note(row: dict[str, Any]) -> dict[str, Any]:
+        read.append(row.pop("number"))
+        return row
+
+    def run() -> GroupRobustTrainer:
+        data = text_dataset(16).add_column("number", list(range(16)))
+        made = trainer(
+            {**SAVES, "objective": "group_dro"}, groups=GroupInfo(["0", "1"], [8, 8]),
+            train_dataset=data.to_iterable_dataset().map(note, remove_columns=["number"]),
+        )  # fmt: skip
+        read.clear()
+        return made
+
+    straight = run()
+    straight.train()
+    rest = read[4 * step :]
+    run().train(resume_from_checkpoint=str(checkpoint(straight, step)))
+    told = [str(warning.message) for warning in recwarn if "of a stream" in str(warning.message)]
+    assert [message.split(" of a stream")[0] for message in told] == ["The run is resumed in epoch 2"] * is_told
+    assert (read[-len(rest) :] == rest) == (not is_told)
