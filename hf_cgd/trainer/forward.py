@@ -263,13 +263,11 @@ class GroupForward:
         return self.head.predictions(self.head.scores_of(outputs), labels, network)
 
     def without_idle_labels(self, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-        """A batch without columns that stand in `label_names` for metrics alone, which the network does not take."""
-        own = self.head.label_names(names)
-        return {
-            name: value
-            for name, value in inputs.items()
-            if name not in names or name in own or name in self._parameters
-        }
+        """A batch without columns that stand in `label_names` for metrics alone, where the network takes none such."""
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters.values()):
+            return dict(inputs)
+        idle = set(names) - {*self.head.label_names(names), *self._parameters}
+        return {name: value for name, value in inputs.items() if name not in idle}
 
     def inputs_of(self, inputs: dict[str, Any], labels: Tensor, network: nn.Module, names: Sequence[str]) -> Any:
         """What the model is called with: without labels, unless it cannot be, so that it forms no loss itself."""
