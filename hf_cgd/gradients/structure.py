@@ -13,6 +13,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from hf_cgd.gradients.autograd import Cut
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.gradients.layers.base import LayerCall
+from hf_cgd.gradients.rearranging import Rows, rows_behind
 
 Edge = tuple[Node, int]
 """One output of a node of the autograd graph."""
@@ -74,6 +75,7 @@ class LossGraph:
         reduction: a node that sums or averages over the examples in another manner; None for none.
         form: how many nodes of each kind were met.
         hides_parameters: whether a re-entrant checkpoint was met, beyond which nothing can be seen.
+        rows: what is known of the places of the batch's rows, with the name of a node for each finding but `KEPT`.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class LossGraph:
         self.nodes: dict[int, set[str]] = {call.number: set() for call in calls}
         self.mixing: str | None = None
         self.reduction: str | None = None
+        self.rows: dict[Rows, str] = {}
         self._batch = len(losses)
         self._kinds: dict[str, int] = {}
         self.hides_parameters = False
@@ -150,6 +153,10 @@ class LossGraph:
         if name.startswith(REDUCTIONS) and self._reduces_rows(node):
             self.reduction = name
         self.hides_parameters |= name == CHECKPOINT
+        if self._batch > 1:
+            found = rows_behind(node, name, self._batch)
+            if found is not Rows.KEPT:
+                self.rows[found] = name
 
     def _within(self, edge: Edge, call: LayerCall | None) -> LayerCall | None:
         """The innermost call that an edge belongs to, when it is reached from within `call`."""

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.arithmetic import moved
-from hf_cgd.gradients.autograd import Cut, flatten, owned_parameters, scalar_with_gradients, unflatten, weighted_sum
+from hf_cgd.gradients.autograd import (
+    Cut,
+    flatten,
+    owned_parameters,
+    require_dense,
+    scalar_with_gradients,
+    unflatten,
+    weighted_sum,
+)
 from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.compiled import as_hook
 from hf_cgd.gradients.layers.base import GroupOrder
@@ -101,8 +109,8 @@ class PerGroupCutEngine(FastEngine):
         """See `PerGroupEngine.group_gradients`; the graph of the scope is used up unless `keep_graph`.
 
         Raises:
-            NotExactError: the scope was not seen in the forward pass, its first input was changed in place, or
-                parameters outside of the scope are reached by another way.
+            NotExactError: the scope was not seen in the forward pass, its first input was changed in place,
+                parameters outside of the scope are reached by another way, or a gradient is sparse or has a hook.
         """
         cut, self._cut = self._cut, None
         if not self._seen:
@@ -112,17 +120,25 @@ class PerGroupCutEngine(FastEngine):
         graph = LossGraph(losses, [], cut)
         graph.require_visible()
         graph.require_within_scope(self._scope, self._names)
+        self._require_no_hooks()
         sources = [*self.parameters, *([] if cut is None else [cut.tensor])]
         rows, at_cut = [], []
         for place, group in enumerate(groups):
             last = place == len(groups) - 1
             in_group = moved(group_ids == group, losses.device, losses.dtype)
             gradients = _gradients(losses, sources, in_group, keep_graph or not last)
+            require_dense(gradients)
             rows.append(flatten(gradients[: len(self.parameters)], self.parameters))
             if cut is not None:
                 at_cut.append(torch.zeros_like(cut.tensor) if gradients[-1] is None else gradients[-1])
         first = GroupOrder.by_group(group_ids, groups, losses.device).first
         return _CutGradients(torch.stack(rows), self.parameters, first, cut, at_cut)
+
+    def _require_no_hooks(self) -> None:
+        """Raise a NotExactError for hooks of parameters, which would change each group's gradient and then the sum."""
+        for parameter in self.parameters:
+            if parameter._backward_hooks:
+                raise NotExactError(f"{self._names.get(id(parameter))} has a hook on its gradient")
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not self._seen and torch.is_grad_enabled():
