@@ -205,6 +205,12 @@ def test_a_loss_that_is_not_finite_moves_no_weights_and_warns_once() -> None:
 def test_what_an_objective_needs_is_asked_for_at_construction() -> None:
     with pytest.raises(ValueError, match=r"CGD compares gradients.*gradient_scope"):
         GroupRobustLoss(CGD(), TWO)
+    spectrum = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(
+        ValueError, match=r"expected real parameters in the gradient scope, got some of torch.complex64"
+    ):
+        GroupRobustLoss(CGD(), TWO, [nn.Parameter(torch.ones(2)), spectrum])
+    GroupRobustLoss(GroupDRO(), TWO, [spectrum])
     with pytest.raises(
         ValueError, match=r"adjustment > 0 needs the number of training examples.*GroupInfo\(names, counts"
     ):
