@@ -223,6 +223,14 @@ def test_what_an_objective_needs_is_asked_for_at_construction() -> None:
         GroupRobustLoss(GroupDRO(), TWO).open_window([torch.tensor([0])] * 2)
 
 
+def test_the_scope_of_another_model_is_refused() -> None:
+    """Of a copy, say, or of the model before it was wrapped anew."""
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    robust_loss = GroupRobustLoss(CGD(), TWO, other.parameters())
+    with pytest.raises(ValueError, match=r"depend on none of the 2 parameters .*shapes \[2, 3\], \[2\].*very model"):
+        robust_loss(model(torch.ones(2, 3)).square().sum(dim=1), torch.tensor([0, 1]))
+
+
 def test_pooled_gradients_that_are_large_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hf_cgd.robust_loss.estimators.LARGE_ROWS", 2 * 6 * 8 - 1)
     model = Quadratic()

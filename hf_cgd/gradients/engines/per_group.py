@@ -44,7 +44,7 @@ class PerGroupEngine(GradientEngine):
         gives zeros.
 
         Raises:
-            ValueError: re-entrant gradient checkpointing hides the scope.
+            ValueError: re-entrant gradient checkpointing hides the scope, or the losses do not depend on it.
         """
         self.require_visible(losses)
         rows = []
@@ -55,7 +55,7 @@ class PerGroupEngine(GradientEngine):
         return GroupGradients(torch.stack(rows))
 
     def require_visible(self, losses: Tensor) -> None:
-        """Raise a ValueError where re-entrant checkpointing hides the scope; looked at once."""
+        """Raise a ValueError where re-entrant checkpointing hides the scope, or the losses do not use it; once."""
         if not self._checked:
             _require_visible_parameters(losses, self.parameters)
             self._checked = True
@@ -159,6 +159,15 @@ def _gradients(losses: Tensor, sources: Sequence[Tensor], weights: Tensor, keep_
 
 def _require_visible_parameters(losses: Tensor, parameters: Sequence[nn.Parameter]) -> None:
     graph = LossGraph(losses, [], None)
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if trainable and not graph.hides_parameters and not any(id(parameter) in graph.reached for parameter in trainable):
+        shapes = ", ".join(str(list(parameter.shape)) for parameter in trainable[:4])
+        raise ValueError(
+            f"The losses depend on none of the {len(trainable)} parameters that group gradients are compared over (of "
+            f"shapes {shapes}{', …' if len(trainable) > 4 else ''}), so that group weights would never move. Expected "
+            "layers that the network uses for its losses: set gradient_layers to regular expressions that match some, "
+            "or pass the gradient_scope of the very model that is trained."
+        )
     hidden = graph.hides_parameters and any(p.requires_grad and id(p) not in graph.reached for p in parameters)
     if hidden or (graph.hides_parameters and _checkpoint_is_needed(losses, parameters)):
         graph.require_visible()
