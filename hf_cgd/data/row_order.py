@@ -64,11 +64,16 @@ class RowOrder:
             raise ValueError(f"The batch holds no tensor with one entry per row, but {sorted(batch)}. {self.remedy}")
         present = np.asarray([row is not None for row in rows])
         known: np.ndarray = ids[present]
+        labels = self._labels_in(batch)
+        own = [next((value_of(r, n) for n in self.labels if r is not None and has_value(r, n)), None) for r in rows]
+        if size == 1 < len(known) and _is_joined(labels, own):
+            raise ValueError(
+                f"The collator {self._name} joins the {len(known)} rows of a batch into one, which would count as one "
+                "example. Expected a row for each example: take a collator that pads."
+            )
         if len(known) and (known == known[0]).all():
             return np.repeat(known[:1], size, axis=0)
         in_place = size == len(rows) and bool(present.all())
-        labels = self._labels_in(batch)
-        own = [next((value_of(r, n) for n in self.labels if r is not None and has_value(r, n)), None) for r in rows]
         if in_place and self._soft_targets_fit(labels, own):
             return ids
         if in_place and self._confirmed >= CONFIRMATIONS and _same(labels, own):
@@ -79,6 +84,10 @@ class RowOrder:
             possible &= seen
         compared = {name for name in batch if name not in self.labels and self._narrow(possible, rows, batch, name)}
         return self._decide(rows, ids, batch, before, possible, compared)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.collator, "__qualname__", None) or type(self.collator).__name__
 
     def size_of(self, batch: Mapping[str, Any]) -> int | None:
         """Number of rows of a batch: of its labels, or else of the first value that has any."""
@@ -115,9 +124,8 @@ class RowOrder:
             return ids
         places = self._ask_again(rows, batch, before)
         if places is None or not all(possible[j, place] or not found[j] for j, place in enumerate(places.tolist())):
-            name = getattr(self.collator, "__qualname__", None) or type(self.collator).__name__
             raise ValueError(
-                f"The collator {name} made a batch of {size} of {len(rows)} rows, and what came "
+                f"The collator {self._name} made a batch of {size} of {len(rows)} rows, and what came "
                 f"back ({sorted(batch)}) does not show which row is which, so that groups are not known. {self.remedy}"
             )
         in_order = size == len(rows) and bool((places == np.arange(size)).all())
@@ -197,6 +205,9 @@ class RowOrder:
     ) -> np.ndarray | None:
         """The order of the rows where each other order of them gives the batch in that other order."""
         size = len(rows)
+        if self.size_of(batch) != size:
+            return None
+        compared = False
         # An order that goes with a turn and with the exchange of two is the given one. Two rows need a third.
         orders = [[0, 1, 1]] if size == 2 else [[*range(1, size), 0], [1, 0, *range(2, size)]]
         for order in orders:
@@ -208,7 +219,15 @@ class RowOrder:
                     continue
                 if other is None or not np.array_equal(whole[order], other, equal_nan=whole.dtype.kind == "f"):
                     return None
-        return np.arange(size)
+                compared = True
+        return np.arange(size) if compared else None
+
+
+def _is_joined(labels: Any, own: Sequence[Any]) -> bool:
+    """Whether the labels of a batch are as many numbers as those of all rows together."""
+    whole, parts = array_of(labels), [array_of(value) for value in own if value is not None]
+    sizes = [part.size for part in parts if part is not None and part.ndim]
+    return whole is not None and len(sizes) > 1 and whole.size == sum(sizes)
 
 
 def _single(value: Any) -> Any:

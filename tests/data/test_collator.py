@@ -159,6 +159,25 @@ def test_a_collator_that_stops_keeping_the_order_is_noticed() -> None:
     assert [GROUPS.names[i] for i in batch["group"]] == [rows_of()[row]["group"] for row in own_rows(batch)]
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_rows_that_are_joined_into_one_are_refused(same: bool) -> None:
+    """Also those of one group: their loss would count as one example's."""
+
+    def joined(rows: Rows, cut: int = 0) -> Any:
+        names = ("input_ids", "labels")
+        return {name: torch.tensor([[one for row in rows for one in row[name]][cut:]]) for name in names}
+
+    rows = [{"input_ids": [i] * i, "labels": [-100] + [i] * (i - 1), "group": row["group"]}
+            for i, row in enumerate(rows_of(), start=2)]  # fmt: skip
+    rows = [{**row, "group": rows[0]["group"]} for row in rows] if same else rows
+    with pytest.raises(ValueError, match=rf"joined joins the {len(rows)} rows of a batch into one.*that pads"):
+        wrapped(joined)(rows)
+    assert len(wrapped(joined)(rows[:1])["group"]) == 1
+    if not same:
+        with pytest.raises(ValueError, match=r"made a batch of 1 of \d+ rows.*does not show which row is which"):
+            wrapped(partial(joined, cut=1))(rows)
+
+
 def test_soft_targets_have_the_group_of_the_first_image() -> None:
     def mixed(rows: Rows, share: float, turned: bool = False) -> Any:
         own = torch.nn.functional.one_hot(torch.tensor([row["labels"] for row in rows]), 3).float()
