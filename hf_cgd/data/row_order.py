@@ -64,21 +64,31 @@ class RowOrder:
             raise ValueError(f"The batch holds no tensor with one entry per row, but {sorted(batch)}. {self.remedy}")
         present = np.asarray([row is not None for row in rows])
         known: np.ndarray = ids[present]
+        labels = self._labels_in(batch)
+        own = [next((value_of(r, n) for n in self.labels if r is not None and has_value(r, n)), None) for r in rows]
+        if size == 1 < len(known) and _is_joined(labels, own):
+            raise ValueError(
+                f"The collator {self._name} joins the {len(known)} rows of a batch into one, which would count as one "
+                "example. Expected a row for each example: take a collator that pads."
+            )
         if len(known) and (known == known[0]).all():
             return np.repeat(known[:1], size, axis=0)
         in_place = size == len(rows) and bool(present.all())
-        labels = self._labels_in(batch)
-        own = [next((value_of(r, n) for n in self.labels if r is not None and has_value(r, n)), None) for r in rows]
         if in_place and self._soft_targets_fit(labels, own):
             return ids
         if in_place and self._confirmed >= CONFIRMATIONS and _same(labels, own):
             return ids
-        possible = np.tile(present, (size, 1))
+        by_inputs = np.tile(present, (size, 1))
+        compared = {name for name in batch if name not in self.labels and self._narrow(by_inputs, rows, batch, name)}
         seen = _agreement(own, labels)
-        if seen is not None:
-            possible &= seen
-        compared = {name for name in batch if name not in self.labels and self._narrow(possible, rows, batch, name)}
-        return self._decide(rows, ids, batch, before, possible, compared)
+        # Where inputs contradict them, the collator has made other labels of them.
+        fits = seen is not None and (by_inputs & seen).any(axis=1).all()
+        possible = by_inputs & seen if seen is not None and fits else by_inputs
+        return self._decide(rows, ids, batch, before, possible, by_inputs, compared)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.collator, "__qualname__", None) or type(self.collator).__name__
 
     def size_of(self, batch: Mapping[str, Any]) -> int | None:
         """Number of rows of a batch: of its labels, or else of the first value that has any."""
@@ -95,6 +105,7 @@ class RowOrder:
         batch: Mapping[str, Any],
         before: RandomState,
         possible: np.ndarray,
+        by_inputs: np.ndarray,
         compared: set[str],
     ) -> np.ndarray:
         size = len(possible)
@@ -105,7 +116,8 @@ class RowOrder:
             if is_complete:
                 in_order = size == len(rows) and bool(possible.diagonal().all())
                 self._confirmed = self._confirmed + (size > 2) if in_order else -np.inf
-            if not doubtful:
+            # Labels alone are no proof: a collator may make 0 and 1 of five, and there are rows of such labels.
+            if is_complete and not doubtful:
                 return np.asarray(ids[possible.argmax(axis=1)])
             if is_complete:
                 # Rows that are alike in all that the model sees: which of them is which makes no difference.
@@ -114,10 +126,10 @@ class RowOrder:
         if keeps_order and self._confirmed >= CONFIRMATIONS:
             return ids
         places = self._ask_again(rows, batch, before)
-        if places is None or not all(possible[j, place] or not found[j] for j, place in enumerate(places.tolist())):
-            name = getattr(self.collator, "__qualname__", None) or type(self.collator).__name__
+        known = np.asarray(by_inputs.any(axis=1))
+        if places is None or not all(by_inputs[j, place] or not known[j] for j, place in enumerate(places.tolist())):
             raise ValueError(
-                f"The collator {name} made a batch of {size} of {len(rows)} rows, and what came "
+                f"The collator {self._name} made a batch of {size} of {len(rows)} rows, and what came "
                 f"back ({sorted(batch)}) does not show which row is which, so that groups are not known. {self.remedy}"
             )
         in_order = size == len(rows) and bool((places == np.arange(size)).all())
@@ -179,17 +191,23 @@ class RowOrder:
     def _by_numbered_labels(
         self, rows: Sequence[Any], batch: Mapping[str, Any], before: RandomState
     ) -> np.ndarray | None:
+        """Places that come back as labels where they were given for labels, and so again when counted further on."""
         name = next(n for n in self.labels if any(row is not None and has_value(row, n) for row in rows))
-        numbered = [
-            None if row is None else with_values(row, {name: _like(value_of(row, name), place)})
-            for place, row in enumerate(rows)
-        ]
-        before.restore()
-        labels = array_of(self._labels_in(self.collator(numbered)))
-        if labels is None or labels.size != len(labels) or len(labels) != self.size_of(batch):
-            return None
-        places: np.ndarray = labels.reshape(-1).astype(np.int64)
-        fits = (places == labels.reshape(-1)).all() and places.min() >= 0 and places.max() < len(rows)
+        found = []
+        for start in (0, len(rows)):
+            numbered = [
+                None if row is None else with_values(row, {name: _like(value_of(row, name), number)})
+                for number, row in enumerate(rows, start)
+            ]
+            before.restore()
+            labels = array_of(self._labels_in(self.collator(numbered)))
+            if labels is None or labels.size != len(labels) or len(labels) != self.size_of(batch):
+                return None
+            found.append(labels.reshape(-1))
+        places: np.ndarray = found[0].astype(np.int64)
+        fits = (places == found[0]).all() and places.min() >= 0 and places.max() < len(rows)
+        # A collator that makes other labels of them gives numbers as well.
+        fits = fits and (found[1] == places + len(rows)).all()
         return places if fits and not any(rows[place] is None for place in places.tolist()) else None
 
     def _by_other_orders(
@@ -197,6 +215,9 @@ class RowOrder:
     ) -> np.ndarray | None:
         """The order of the rows where each other order of them gives the batch in that other order."""
         size = len(rows)
+        if self.size_of(batch) != size:
+            return None
+        compared = False
         # An order that goes with a turn and with the exchange of two is the given one. Two rows need a third.
         orders = [[0, 1, 1]] if size == 2 else [[*range(1, size), 0], [1, 0, *range(2, size)]]
         for order in orders:
@@ -208,7 +229,15 @@ class RowOrder:
                     continue
                 if other is None or not np.array_equal(whole[order], other, equal_nan=whole.dtype.kind == "f"):
                     return None
-        return np.arange(size)
+                compared = True
+        return np.arange(size) if compared else None
+
+
+def _is_joined(labels: Any, own: Sequence[Any]) -> bool:
+    """Whether the labels of a batch are as many numbers as those of all rows together."""
+    whole, parts = array_of(labels), [array_of(value) for value in own if value is not None]
+    sizes = [part.size for part in parts if part is not None and part.ndim]
+    return whole is not None and len(sizes) > 1 and whole.size == sum(sizes)
 
 
 def _single(value: Any) -> Any:

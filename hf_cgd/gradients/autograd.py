@@ -1,6 +1,6 @@
 """Finishing a step whose gradients are known in the scope: a scalar that carries them, and the cut."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,10 +77,16 @@ def _scale(gradients: list[Tensor], factor: Tensor) -> None:
         torch._foreach_mul_(some, factor.to(device, dtype))
 
 
+def require_dense(gradients: Iterable[Tensor | None]) -> None:
+    """Raise a NotExactError for a sparse gradient, which the parameter's optimizer expects as such."""
+    if any(gradient is not None and gradient.is_sparse for gradient in gradients):
+        raise NotExactError("an embedding gives sparse gradients")
+
+
 def flatten(gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]) -> Tensor:
     """One vector [P] of the gradients of all parameters, zeros for None, in at least float32."""
     parts = [
-        torch.zeros_like(parameter) if gradient is None else gradient
+        torch.zeros_like(parameter) if gradient is None else gradient.to_dense() if gradient.is_sparse else gradient
         for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
     return torch.cat([part.flatten().to(torch.promote_types(part.dtype, torch.float32)) for part in parts])

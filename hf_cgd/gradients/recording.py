@@ -101,7 +101,8 @@ class CallRecorder:
             begun = self._running.pop()
         if begun is None or begun.module is not module:
             return
-        if module not in self.rules:
+        known = self.rules.get(module)
+        if known is None or not known.still_matches(module, arguments, keywords, output):
             self.rules[module] = rule_for(module, arguments, keywords, output)
         rule, repeats = self.rules[module], True
         if rule.runs_again:

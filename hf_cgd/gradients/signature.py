@@ -22,8 +22,11 @@ class ScopeSignature:
         self._parameters = list(model.parameters())
 
     def now(self) -> tuple[Any, ...]:
-        """Training modes, ways to compute, hooks, parts and trainable parameters."""
-        trainable = tuple([parameter.requires_grad for parameter in self._parameters])
+        """Training modes, ways to compute, hooks, parts and trainable parameters.
+
+        Hooks of parameters change gradients on their way to them, where a fast engine may not bring them by.
+        """
+        trainable = tuple([(one.requires_grad, *(one._backward_hooks or ())) for one in self._parameters])
         return trainable, tuple([_of_module(module) for module in self._modules])
 
 

@@ -5,6 +5,7 @@ graph does: it shows every parameter that the losses depend on, and through whic
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from hf_cgd.gradients.autograd import Cut
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.gradients.layers.base import LayerCall
+from hf_cgd.gradients.rearranging import Rows, rows_behind
 
 Edge = tuple[Node, int]
 """One output of a node of the autograd graph."""
@@ -85,6 +87,7 @@ class LossGraph:
         self.nodes: dict[int, set[str]] = {call.number: set() for call in calls}
         self.mixing: str | None = None
         self.reduction: str | None = None
+        self._not_harmless: list[tuple[Any, str]] = []
         self._batch = len(losses)
         self._kinds: dict[str, int] = {}
         self.hides_parameters = False
@@ -102,6 +105,17 @@ class LossGraph:
     def form(self) -> frozenset[tuple[str, int]]:
         """See `LossGraph`."""
         return frozenset(self._kinds.items())
+
+    @cached_property
+    def rows(self) -> dict[Rows, str]:
+        """What is known of the places of the batch's rows, with the name of a node for each finding but `KEPT`.
+
+        Found when it is first asked for: to read places within a checkpoint is to compute that part once more.
+        """
+        nodes = self._not_harmless if self._batch > 1 else []
+        found = {rows_behind(node, name, self._batch): name for node, name in nodes}
+        found.pop(Rows.KEPT, None)
+        return found
 
     @property
     def reached(self) -> set[int]:
@@ -150,6 +164,7 @@ class LossGraph:
         if name.startswith(REDUCTIONS) and self._reduces_rows(node):
             self.reduction = name
         self.hides_parameters |= name == CHECKPOINT
+        self._not_harmless.append((node, name))
 
     def _within(self, edge: Edge, call: LayerCall | None) -> LayerCall | None:
         """The innermost call that an edge belongs to, when it is reached from within `call`."""

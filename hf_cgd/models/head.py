@@ -67,6 +67,11 @@ class HeadInput:
 
     def __init__(self, model: nn.Module, num_outputs: int | None = None) -> None:
         self.heads = classification_heads(model, num_outputs)
+        size = _size_of(self.heads[-1])
+        self._path = next((path for path, module in model.named_modules() if module is self.heads[-1]), "")
+        self._alone = sum(other == size for _, _, other in _output_layers(model)) == 1
+        self._known = bool(set(self._path.split(".")) & set(HEAD_NAMES)) or size is None
+        """Whether the head is one for certain: by its name, or because it gave the logits."""
         self._calls: list[list[tuple[Tensor, Tensor]]] = []
 
     @contextmanager
@@ -122,8 +127,29 @@ class HeadInput:
                 )
             if order is not None:
                 inputs, outputs = inputs[order], outputs[order]
+            elif len(calls) > 1 and not _agree(outputs, logits):
+                raise ValueError(
+                    f"The head {type(head).__name__} runs {len(calls)} times in a forward pass, and what it gives is "
+                    "not the logits in the order of the batch, so it is not clear which features belong to an "
+                    "example. Call it once, on all examples."
+                )
+            if len(self.heads) == 1:
+                self._require_to_be_the_head(head, outputs, logits)
             pooled.append(_pooled(head, inputs, outputs, logits))
         return torch.cat(pooled, dim=1)
+
+    def _require_to_be_the_head(self, head: nn.Module, outputs: Tensor, logits: Tensor) -> None:
+        """Raise a ValueError unless a layer that may only be the last one of the network's code gives the logits."""
+        if self._known or outputs.ndim != 2:
+            return
+        if outputs.numel() == logits.numel():
+            # What a single layer gives may be scaled or capped behind it. A device is waited for once.
+            self._known = self._alone or _agree(outputs, logits)
+        if not self._known:
+            raise ValueError(
+                f"It is not clear which layer is the head: {self._path} gives scores {tuple(outputs.shape)} that are "
+                f"not the logits {tuple(logits.shape)}. Name the layer that gives the logits 'classifier'."
+            )
 
     def _hook(self, calls: list[tuple[Tensor, Tensor]]) -> Any:
         def note(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
@@ -156,16 +182,30 @@ def _pooled(head: nn.Module, inputs: Tensor, outputs: Tensor, logits: Tensor) ->
     )
 
 
+def _agree(outputs: Tensor, logits: Tensor) -> bool:
+    """Whether what a head gave is the logits."""
+    if outputs.numel() != logits.numel():
+        return False
+    given, wanted = outputs.flatten().to(logits.dtype), logits.detach().flatten()
+    allowed = POSITION_TOLERANCE * (1 + wanted.abs().amax().nan_to_num())
+    return bool(((given - wanted).abs().nan_to_num() <= allowed).all())
+
+
+def _size_of(layer: nn.Module) -> int | None:
+    """Number of outputs of a linear or convolutional layer, also of one that PEFT wraps; None for any other."""
+    base = getattr(layer, "base_layer", layer)
+    if isinstance(base, nn.modules.conv._ConvNd):
+        return base.out_channels
+    return base.out_features if isinstance(base, nn.Linear) else None
+
+
 def _output_layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module, int]]:
     """Linear and convolutional layers in order, with their paths and numbers of outputs.
 
     A layer that PEFT wraps counts as one (its `base_layer` tells the size); of a head that PEFT trains a copy of, the
     copies in use are looked at.
     """
-    base = getattr(module, "base_layer", module)
-    size = getattr(base, "out_features", None) if isinstance(base, nn.Linear) else None
-    if isinstance(base, nn.modules.conv._ConvNd):
-        size = base.out_channels
+    size = _size_of(module)
     if size is not None:
         yield path, module, size
         return

@@ -29,6 +29,8 @@ def require_that_all_fit(
             f"{type(objective).__name__} compares gradients of the groups and needs `parameters` to take them "
             "over; pass gradient_scope(model).values()."
         )
+    if objective.needs_gradients:
+        _require_real(engine.parameters if engine is not None else parameters, objective)
     if groups.counts is None and objective.needs_group_counts:
         raise ValueError(
             f"adjustment > 0 needs the number of training examples of each group, but only the names "
@@ -87,6 +89,16 @@ def _told(value: object) -> str:
         return f"{type(value).__name__} ({str(value)[:60]})"
     values = f", {value.tolist()}" if value.numel() <= 8 else ""
     return f"a tensor of shape {tuple(value.shape)} ({value.dtype}{values})"
+
+
+def _require_real(parameters: Sequence[nn.Parameter], objective: Objective) -> None:
+    kinds = {str(parameter.dtype) for parameter in parameters if parameter.is_complex()}
+    if kinds:
+        raise ValueError(
+            f"{type(objective).__name__} takes inner products of gradients, which are defined here for real numbers: "
+            f"expected real parameters in the gradient scope, got some of {', '.join(sorted(kinds))}. Leave them out "
+            "of gradient_layers, or keep them as real numbers and use torch.view_as_complex in forward."
+        )
 
 
 def _require_late_gradients_to_do(objective: Objective, weight_timing: str) -> None:

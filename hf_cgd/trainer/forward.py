@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
+from hf_cgd.gradients.structure import LossGraph
 from hf_cgd.models.head import HeadInput
 from hf_cgd.models.heads import Head, LossOptions, TokenHead, head_of
 from hf_cgd.models.outputs import (
@@ -101,6 +102,8 @@ class GroupForward:
         self._objective = objective
         self._args = args
         self._own_loss = own_loss or OwnLoss()
+        self._has_seen_own = False
+        """Whether a user's function was seen to give losses that do not depend on the number of items."""
         self._by_group = options.forward_mode == "split"
         self._parameters = forward_parameters(network)
         self._returns_loss = self.head.label_names(["labels"])[0] in self._parameters
@@ -245,17 +248,31 @@ class GroupForward:
             num_items_in_batch: handed on to it.
 
         Raises:
-            ValueError: `user_loss` returns something else than one loss per example.
+            ValueError: `user_loss` returns something else than one loss per example, or divides by that number.
         """
         if user_loss is None:
             return self.head.losses(self.head.scores_of(outputs), labels, network, self._loss_options)
-        losses = user_loss(outputs, labels, num_items_in_batch=num_items_in_batch)
+        number = num_items_in_batch
+        if number is not None and not self._has_seen_own:
+            # With a gradient, so that the graph of the losses tells whether they were divided by it.
+            number = torch.as_tensor(number, dtype=torch.float32).detach().requires_grad_()
+        losses = user_loss(outputs, labels, num_items_in_batch=number)
         if not isinstance(losses, Tensor) or losses.shape != labels.shape[:1]:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
                 f"compute_loss_func must return one loss per example, shape ({len(labels)},), so that group means can "
                 f"be formed; got {shape}. Leave the mean out (reduction='none'), or set class_weights."
             )
+        if (
+            number is not num_items_in_batch
+            and losses.requires_grad
+            and id(number) in LossGraph(losses, [], None).reached
+        ):
+            raise ValueError(
+                "compute_loss_func divides the losses of the examples by num_items_in_batch, but they are averaged "
+                "over the step afterwards. Expected losses that do not depend on it: leave the division out."
+            )
+        self._has_seen_own |= number is not None
         return losses
 
     def predictions(self, outputs: Any, labels: Tensor, network: nn.Module) -> Tensor:

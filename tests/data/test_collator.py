@@ -154,9 +154,52 @@ def test_a_collator_that_stops_keeping_the_order_is_noticed() -> None:
     even = [{**row, "text": f"a {i:02d}"} for i, row in enumerate(rows_of())]
     for _ in range(5):
         assert [GROUPS.names[i] for i in collator(even)["group"]] == [row["group"] for row in even]
-    assert len(calls) == 5 + 3, "called again in the first three batches only"
+    assert len(calls) == 5 + 2 * 3, "called again in the first three batches only"
     batch = collator(rows_of())
     assert [GROUPS.names[i] for i in batch["group"]] == [rows_of()[row]["group"] for row in own_rows(batch)]
+
+
+RELABELLED: dict[str, Callable[[int], int]] = {
+    "two of many": lambda label: int(label > 3),
+    "cut": lambda label: min(label, 1),
+    "odd or even": lambda label: label % 2,
+    "counted from the end": lambda label: 11 - label,
+    "moved on": lambda label: (label + 1) % 12,
+    "one for all": lambda label: 0,
+}
+
+
+@pytest.mark.parametrize("name", RELABELLED)
+@pytest.mark.parametrize("batch_of", [padded, tokenized, lambda rows: padded(rows[::-1])])
+def test_labels_that_the_collator_makes_anew_take_no_row_for_another(name: str, batch_of: Callable[..., Any]) -> None:
+    """All rows with other labels; the new ones are some rows' old ones. Inputs or a second call tell the rows."""
+
+    def collator(rows: Rows) -> Any:
+        return batch_of([{**row, "labels": RELABELLED[name](row["labels"])} for row in rows])
+
+    rows = [{**row, "labels": i} for i, row in enumerate(rows_of())]
+    for size in (12, 2, 5):
+        batch = wrapped(collator)(rows[:size])
+        assert [GROUPS.names[i] for i in batch["group"]] == [rows[row]["group"] for row in own_rows(batch)]
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_rows_that_are_joined_into_one_are_refused(same: bool) -> None:
+    """Also those of one group: their loss would count as one example's."""
+
+    def joined(rows: Rows, cut: int = 0) -> Any:
+        names = ("input_ids", "labels")
+        return {name: torch.tensor([[one for row in rows for one in row[name]][cut:]]) for name in names}
+
+    rows = [{"input_ids": [i] * i, "labels": [-100] + [i] * (i - 1), "group": row["group"]}
+            for i, row in enumerate(rows_of(), start=2)]  # fmt: skip
+    rows = [{**row, "group": rows[0]["group"]} for row in rows] if same else rows
+    with pytest.raises(ValueError, match=rf"joined joins the {len(rows)} rows of a batch into one.*that pads"):
+        wrapped(joined)(rows)
+    assert len(wrapped(joined)(rows[:1])["group"]) == 1
+    if not same:
+        with pytest.raises(ValueError, match=r"made a batch of 1 of \d+ rows.*does not show which row is which"):
+            wrapped(partial(joined, cut=1))(rows)
 
 
 def test_soft_targets_have_the_group_of_the_first_image() -> None:

@@ -198,6 +198,51 @@ def test_a_pass_in_parts_is_put_in_the_order_of_the_batch() -> None:
     assert (whole - whole.roll(1, 0)).abs().max() > 1e-2
 
 
+class HeadFirst(nn.Module):
+    """The layer that stands last in the code is not the last that runs."""
+
+    def __init__(self, width: int, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.out, self.projection, self.temperature = nn.Linear(width, 2), nn.Linear(6, width), temperature
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.projection(x).tanh()) / self.temperature
+
+
+class InParts(MLP):
+    """Its last layer runs on the rows of one kind, then on those of the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, kind = self.layers[:-1](x), torch.arange(len(x)) % 2 == 0
+        logits = hidden.new_zeros(len(x), 3)
+        logits[kind], logits[~kind] = self.layers[-1](hidden[kind]), self.layers[-1](hidden[~kind])
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (HeadFirst(5), r"not clear which layer is the head: projection gives scores \(4, 5\) that are not the logits"),
+        (HeadFirst(2), r"not clear which layer is the head: projection gives scores \(4, 2\) that are not the logits"),
+        (InParts(), "runs 2 times in a forward pass, and what it gives is not the logits in the order of the batch"),
+    ],
+)
+def test_features_of_another_layer_or_of_other_rows_are_refused(model: nn.Module, message: str) -> None:
+    head = HeadInput(model)
+    with head.recording():
+        logits = model(torch.randn(4, 6))
+    with pytest.raises(ValueError, match=message):
+        head.features(logits)
+
+
+def test_scores_that_are_scaled_behind_the_only_head_are_fine() -> None:
+    model, x = HeadFirst(5, temperature=0.5), torch.randn(4, 6)
+    head = HeadInput(model, 2)
+    with head.recording():
+        logits = model(x)
+    assert torch.allclose(model.out(head.features(logits)) / 0.5, logits)
+
+
 def test_what_cannot_be_right_is_refused() -> None:
     model, x = MLP(), torch.randn(4, 6)
     with pytest.raises(

@@ -205,6 +205,12 @@ def test_a_loss_that_is_not_finite_moves_no_weights_and_warns_once() -> None:
 def test_what_an_objective_needs_is_asked_for_at_construction() -> None:
     with pytest.raises(ValueError, match=r"CGD compares gradients.*gradient_scope"):
         GroupRobustLoss(CGD(), TWO)
+    spectrum = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(
+        ValueError, match=r"expected real parameters in the gradient scope, got some of torch.complex64"
+    ):
+        GroupRobustLoss(CGD(), TWO, [nn.Parameter(torch.ones(2)), spectrum])
+    GroupRobustLoss(GroupDRO(), TWO, [spectrum])
     with pytest.raises(
         ValueError, match=r"adjustment > 0 needs the number of training examples.*GroupInfo\(names, counts"
     ):
@@ -215,6 +221,14 @@ def test_what_an_objective_needs_is_asked_for_at_construction() -> None:
         GroupRobustLoss(GroupDRO(), TWO, weight_timing="later")
     with pytest.raises(ValueError, match=r"weight_timing='current' needs the whole optimizer step.*got 2"):
         GroupRobustLoss(GroupDRO(), TWO).open_window([torch.tensor([0])] * 2)
+
+
+def test_the_scope_of_another_model_is_refused() -> None:
+    """Of a copy, say, or of the model before it was wrapped anew."""
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    robust_loss = GroupRobustLoss(CGD(), TWO, other.parameters())
+    with pytest.raises(ValueError, match=r"depend on none of the 2 parameters .*shapes \[2, 3\], \[2\].*very model"):
+        robust_loss(model(torch.ones(2, 3)).square().sum(dim=1), torch.tensor([0, 1]))
 
 
 def test_pooled_gradients_that_are_large_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,6 +262,34 @@ def test_a_loss_function_that_averages_is_refused(trainer: Build, objective: str
         trainer({"objective": objective}, compute_loss_func=mean).train()
 
 
+@pytest.mark.parametrize("objective", ["erm", "group_dro", "cgd"])
+def test_a_loss_function_that_divides_by_the_items_of_the_step_is_refused(trainer: Build, objective: str) -> None:
+    """Its losses are averaged over the step after it: logs, step size and learning rate would shrink unseen."""
+
+    def divided(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        losses = nn.functional.cross_entropy(outputs.logits, labels, reduction="none")
+        return losses if num_items_in_batch is None else losses / num_items_in_batch
+
+    run = trainer({"objective": objective}, compute_loss_func=divided)
+    before = parameters_of(run.model)
+    with pytest.raises(ValueError, match="divides the losses of the examples by num_items_in_batch"):
+        run.train()
+    assert torch.equal(parameters_of(run.model), before)
+
+
+def test_a_loss_function_that_looks_at_the_items_is_let_be(trainer: Build) -> None:
+    def looking(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        seen.append(None if num_items_in_batch is None else int(num_items_in_batch))
+        return nn.functional.cross_entropy(outputs.logits, labels, reduction="none")
+
+    seen: list[int | None] = []
+    changes = {"objective": "group_dro", "gradient_accumulation_steps": 2, "max_steps": 2}
+    run, plain = trainer(changes, compute_loss_func=looking), trainer(changes)
+    run.train()
+    plain.train()
+    assert torch.equal(parameters_of(run.model), parameters_of(plain.model)) and seen == [8, 8, 8, 8]
+
+
 def test_a_negative_loss_names_its_group(trainer: Build) -> None:
     def shifted(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs.logits, labels, reduction="none") - 5

@@ -139,6 +139,18 @@ def test_frozen_and_unused_layers_among_the_last(trainer: Build, changes: dict) 
     assert torch.allclose(*runs, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ["auto", "per_group"])
+def test_layers_that_the_losses_do_not_use_are_refused(trainer: Build, engine: str) -> None:
+    """Their gradients are zero, so that the weights would stay equal and the run be that of equal weights."""
+    model = tiny_distilbert()
+    model.decoder = nn.Linear(4, 4)
+    before = parameters_of(model)
+    run = trainer({"gradient_layers": ["decoder"], "gradient_engine": engine}, model=model)
+    with pytest.raises(ValueError, match="The losses depend on none of the 2 parameters .*set gradient_layers to"):
+        run.train()
+    assert torch.equal(parameters_of(model), before)
+
+
 def test_everything_selected_is_frozen(trainer: Build) -> None:
     model = tiny_distilbert()
     for name in ("pre_classifier", "classifier"):

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.arithmetic import moved
-from hf_cgd.gradients.autograd import Cut, flatten, owned_parameters, scalar_with_gradients, unflatten, weighted_sum
+from hf_cgd.gradients.autograd import (
+    Cut,
+    flatten,
+    owned_parameters,
+    require_dense,
+    scalar_with_gradients,
+    unflatten,
+    weighted_sum,
+)
 from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.compiled import as_hook
 from hf_cgd.gradients.layers.base import GroupOrder
@@ -36,7 +44,7 @@ class PerGroupEngine(GradientEngine):
         gives zeros.
 
         Raises:
-            ValueError: re-entrant gradient checkpointing hides the scope.
+            ValueError: re-entrant gradient checkpointing hides the scope, or the losses do not depend on it.
         """
         self.require_visible(losses)
         rows = []
@@ -47,7 +55,7 @@ class PerGroupEngine(GradientEngine):
         return GroupGradients(torch.stack(rows))
 
     def require_visible(self, losses: Tensor) -> None:
-        """Raise a ValueError where re-entrant checkpointing hides the scope; looked at once."""
+        """Raise a ValueError where re-entrant checkpointing hides the scope, or the losses do not use it; once."""
         if not self._checked:
             _require_visible_parameters(losses, self.parameters)
             self._checked = True
@@ -101,8 +109,8 @@ class PerGroupCutEngine(FastEngine):
         """See `PerGroupEngine.group_gradients`; the graph of the scope is used up unless `keep_graph`.
 
         Raises:
-            NotExactError: the scope was not seen in the forward pass, its first input was changed in place, or
-                parameters outside of the scope are reached by another way.
+            NotExactError: the scope was not seen in the forward pass, its first input was changed in place,
+                parameters outside of the scope are reached by another way, or a gradient is sparse or has a hook.
         """
         cut, self._cut = self._cut, None
         if not self._seen:
@@ -112,17 +120,25 @@ class PerGroupCutEngine(FastEngine):
         graph = LossGraph(losses, [], cut)
         graph.require_visible()
         graph.require_within_scope(self._scope, self._names)
+        self._require_no_hooks()
         sources = [*self.parameters, *([] if cut is None else [cut.tensor])]
         rows, at_cut = [], []
         for place, group in enumerate(groups):
             last = place == len(groups) - 1
             in_group = moved(group_ids == group, losses.device, losses.dtype)
             gradients = _gradients(losses, sources, in_group, keep_graph or not last)
+            require_dense(gradients)
             rows.append(flatten(gradients[: len(self.parameters)], self.parameters))
             if cut is not None:
                 at_cut.append(torch.zeros_like(cut.tensor) if gradients[-1] is None else gradients[-1])
         first = GroupOrder.by_group(group_ids, groups, losses.device).first
         return _CutGradients(torch.stack(rows), self.parameters, first, cut, at_cut)
+
+    def _require_no_hooks(self) -> None:
+        """Raise a NotExactError for hooks of parameters, which would change each group's gradient and then the sum."""
+        for parameter in self.parameters:
+            if parameter._backward_hooks:
+                raise NotExactError(f"{self._names.get(id(parameter))} has a hook on its gradient")
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not self._seen and torch.is_grad_enabled():
@@ -143,6 +159,15 @@ def _gradients(losses: Tensor, sources: Sequence[Tensor], weights: Tensor, keep_
 
 def _require_visible_parameters(losses: Tensor, parameters: Sequence[nn.Parameter]) -> None:
     graph = LossGraph(losses, [], None)
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    if trainable and not graph.hides_parameters and not any(id(parameter) in graph.reached for parameter in trainable):
+        shapes = ", ".join(str(list(parameter.shape)) for parameter in trainable[:4])
+        raise ValueError(
+            f"The losses depend on none of the {len(trainable)} parameters that group gradients are compared over (of "
+            f"shapes {shapes}{', …' if len(trainable) > 4 else ''}), so that group weights would never move. Expected "
+            "layers that the network uses for its losses: set gradient_layers to regular expressions that match some, "
+            "or pass the gradient_scope of the very model that is trained."
+        )
     hidden = graph.hides_parameters and any(p.requires_grad and id(p) not in graph.reached for p in parameters)
     if hidden or (graph.hides_parameters and _checkpoint_is_needed(losses, parameters)):
         graph.require_visible()

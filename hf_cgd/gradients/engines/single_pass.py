@@ -28,7 +28,7 @@ from hf_cgd.gradients.compiled import network_is_compiled
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.gram import inner_products
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory
-from hf_cgd.gradients.mixing import require_independent_examples
+from hf_cgd.gradients.mixing import IndependenceCheck
 from hf_cgd.gradients.recording import (
     IN_GRAPH,
     CallRecorder,
@@ -97,7 +97,7 @@ class SinglePassEngine(FastEngine):
         self._recorder = CallRecorder(self.owned, self.keeps_graph, self.outside.keys() - self.owned.keys())
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._modules: list[int] | None = None
-        self._forms: set[frozenset[tuple[str, int]]] = set()
+        self._independence = IndependenceCheck()
         self._row_memory = ReusedMemory()
 
     @property
@@ -141,9 +141,8 @@ class SinglePassEngine(FastEngine):
         self._require_structure(graph, calls)
         self._require_others(recorded, calls, cut)
         # Something that mixes examples may have been put in later, or be taken in some steps only.
-        if keep_graph or (self.keeps_graph and graph.form not in self._forms):
-            require_independent_examples(losses, calls, cut)
-            self._forms.add(graph.form)
+        if keep_graph or self.keeps_graph:
+            self._independence.require(graph, losses, calls, cut, anyway=keep_graph)
         if self._modules is not None and modules != self._modules:
             raise NotExactError("other modules of the scope ran than on the first step")
         self._modules = modules

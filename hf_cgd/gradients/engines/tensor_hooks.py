@@ -39,7 +39,7 @@ from hf_cgd.gradients.engines.stand_ins import (
 )
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
 from hf_cgd.gradients.layers.registry import rule_for
-from hf_cgd.gradients.mixing import require_independent_examples
+from hf_cgd.gradients.mixing import IndependenceCheck
 from hf_cgd.gradients.recording import BegunCall, least_precise, require_separable_examples
 from hf_cgd.gradients.structure import Edge, LossGraph, edge_of
 from hf_cgd.gradients.verification import ArrivingGradients, tolerance_of
@@ -100,7 +100,7 @@ class TensorHookEngine(GradientEngine):
         self._batch_norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         self._rules: dict[nn.Module, LayerRule] = {}
         self._whole: dict[nn.Module, dict[str, Tensor]] = {}
-        self._forms: set[frozenset[tuple[str, int]]] = set()
+        self._independence = IndependenceCheck()
         self._computed_in: torch.dtype = torch.float64
         self._checked = False
         self._arriving = ArrivingGradients()
@@ -146,9 +146,8 @@ class TensorHookEngine(GradientEngine):
             graph = LossGraph(losses, calls, self._cut, self._places.keys())
             self._require_structure(graph, calls)
             # What shards the parameters has freed them by now, or takes any pass for the backward pass.
-            if graph.form not in self._forms and not torch.distributed.is_initialized():
-                require_independent_examples(losses, calls, self._cut)
-            self._forms.add(graph.form)
+            if not torch.distributed.is_initialized():
+                self._independence.require(graph, losses, calls, self._cut)
         except NotExactError as error:
             raise ValueError(
                 f"Group gradients by tensor hooks cannot be had: {error}. Choose other gradient_layers, or train "

@@ -207,6 +207,15 @@ class LayerRule(ABC):
     def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
         """Whether this rule is right for the module, asked at its first call. The arguments are a forward hook's."""
 
+    def still_matches(
+        self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> bool:
+        """Whether the rule is right for a later call of a module that it matched at first; True by default.
+
+        Called in every forward pass, so it must be cheap and wait for no device.
+        """
+        return True
+
     @abstractmethod
     def add_gradients(
         self, call: LayerCall, gradients: OutputGradients, order: GroupOrder, targets: dict[str, Tensor]

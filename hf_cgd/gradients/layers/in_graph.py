@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.gradients.autograd import require_dense
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
 
 
@@ -31,6 +32,7 @@ class InGraphRule(LayerRule):
                 torch.zeros_like(one).index_copy_(0, chosen, one.index_select(0, chosen)) for one in used.values()
             ]
             found = torch.autograd.grad(edges, own, parts, retain_graph=True, allow_unused=True)
+            require_dense(found)
             for name, gradient in zip(targets, found, strict=True):
                 if gradient is not None:
                     targets[name][group] += gradient.flatten().to(targets[name].dtype)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_cgd.gradients.autograd import require_dense
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients, others_zero
 from hf_cgd.models.outputs import tensors_in
@@ -78,6 +79,7 @@ def _add(
         retain_graph=True,
         allow_unused=True,
     )
+    require_dense(found)
     for name, gradient in zip(targets, found, strict=True):
         if gradient is not None:
             targets[name][group] += gradient.flatten().to(targets[name].dtype)
