@@ -243,6 +243,11 @@ def test_what_is_no_report_is_refused(tmp_path: Path, content: str | None, words
         hf_cgd.load_report(tmp_path)
 
 
+def test_a_place_that_is_neither_folder_nor_repository_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="^outputs-of-nothing: expected the folder of a run"):
+        hf_cgd.load_report("outputs-of-nothing")
+
+
 # ---- Other models -----------------------------------------------------------------------------------------------------
 
 
