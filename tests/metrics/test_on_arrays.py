@@ -95,6 +95,13 @@ def test_what_a_metric_warns_of_is_said_once_for_each_group() -> None:
     assert [str(one.message) for one in caught] == ["5 rows", "2 rows", "3 rows"]
 
 
+def test_no_group_is_worst_where_all_are_alike() -> None:
+    for groups in (["a", "a", "b", "b"], ["a"] * 4):
+        report = group_metrics([0, 1, 0, 1], [0, 0, 0, 0], groups)
+        assert report.gap() == 0 and "(worst)" not in str(report) + report._repr_html_()
+    assert "b (worst)" in str(group_metrics([0, 1, 0, 1], [0, 1, 0, 0], ["a", "a", "b", "b"]))
+
+
 def test_scores_values_columns_and_directions() -> None:
     frame = pd.DataFrame({"age": ["old", "old", "new", "new"] * 5, "sex": [0, 1] * 10})
     truth = np.tile([0, 1, 1, 0], 5)
