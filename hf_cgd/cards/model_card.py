@@ -50,7 +50,8 @@ def model_card(
     if record.objective is not None:
         parts += _objective(record, record.objective, pictures)
     if record.training:
-        parts += ["## Training", _table(("option", "value"), record.training.items())]
+        parts += ["## Training", "What differs from the defaults of `TrainingArguments`:"]
+        parts.append(_table(("option", "value"), record.training.items()))
     parts += ["## How to load it", *_loading(record, repo_id or record.name)]
     parts += ["## Files", _files(record)]
     if record.versions:
