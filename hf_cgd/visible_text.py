@@ -27,6 +27,11 @@ def visible_name(name: str) -> str:
     return f"{_ISOLATE}{shown}{_END}" if any(map(_runs_leftwards, shown)) else shown
 
 
+def quoted_name(name: str) -> str:
+    """A name for a sentence or a list: `visible_name` in quotes, so that a comma in it does not end it."""
+    return '"' + visible_name(name).replace('"', '\\"') + '"'
+
+
 def width(text: str) -> int:
     """Columns of a terminal that a text takes: two for a wide character, none for an accent or a joiner."""
     return sum(_columns(character) for character in text)

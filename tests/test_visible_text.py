@@ -7,7 +7,7 @@ import pytest
 from hf_cgd.cards import markdown as md
 from hf_cgd.metrics import GroupReport, GroupRow
 from hf_cgd.metrics.tables import plain
-from hf_cgd.visible_text import LABEL, labels, visible, visible_name, width
+from hf_cgd.visible_text import LABEL, labels, quoted_name, visible, visible_name, width
 
 HEBREW = "\u05e9\u05dc\u05d5\u05dd"
 
@@ -27,6 +27,13 @@ def test_what_hides_is_written_out(text: str, shown: str) -> None:
     assert visible(text) == shown
     assert visible(shown) == shown
     assert visible_name(text) == shown
+
+
+def test_quotes_tell_where_a_name_ends() -> None:
+    one, two = ["a, b", "c"], ["a", "b, c"]
+    assert ", ".join(map(quoted_name, one)) == '"a, b", "c"'
+    assert ", ".join(map(quoted_name, two)) == '"a", "b, c"'
+    assert quoted_name('x", "y') == '"x\\", \\"y"'
 
 
 def test_numbers_keep_their_order_beside_text_that_runs_leftwards() -> None:

@@ -16,7 +16,7 @@ from hf_cgd.html import Html, raw, tag
 from hf_cgd.metrics import GroupReport, GroupRow
 from hf_cgd.metrics.tables import decimals
 from hf_cgd.plots.logs import weight_curves
-from hf_cgd.visible_text import visible_name
+from hf_cgd.visible_text import quoted_name, visible_name
 from hf_cgd.whole_files import write_whole
 
 SHOWN_GROUPS = 30
@@ -110,7 +110,9 @@ def _side_by_side(records: Sequence[RunRecord], names: Sequence[str]) -> Html:
             cells[2] = where
             if worst is not None and metric is not None:
                 average = report.overall.get(metric)
-                cells[3:] = [visible_name(worst.name), _value(worst, metric), _span(worst, metric), decimals(average),
+                others = len(report.all_worst) - 1
+                name = visible_name(worst.name) + (f" and {others} more" if others else "")
+                cells[3:] = [name, _value(worst, metric), _span(worst, metric), decimals(average),
                              decimals(report.gap())]  # fmt: skip
         rows.append(cells)
     head = ["run", "objective", "evaluated on", "worst group", "its value", "95 % interval", "average", "gap"]
@@ -151,7 +153,7 @@ def _run(record: RunRecord, name: str) -> Html:
         parts += _report(set_name, report)
     if record.groups is not None and record.groups.counts is not None:
         total = sum(record.groups.counts)
-        by = ", ".join(record.groups.columns)
+        by = ", ".join(map(quoted_name, record.groups.columns))
         parts.append(tag("p", f"Trained on {total:,} examples of {len(record.groups)} groups by {by}."))
     steps, curves = weight_curves(record.history)
     if curves:
@@ -216,7 +218,6 @@ def _interactions(cosines: Sequence[Sequence[float | None]], names: Sequence[str
             "also lowers the loss of the other. Red, below 0: it raises it.",
         ),
     ]
-    names = list(map(visible_name, names))
     met = [(float(value), names[i], names[j]) for i, row in enumerate(cosines) for j, value in enumerate(row)
            if i < j and value is not None]  # fmt: skip
     pairs = sorted(met, reverse=True)
@@ -225,12 +226,14 @@ def _interactions(cosines: Sequence[Sequence[float | None]], names: Sequence[str
         ("Hinder each other most", [pair for pair in pairs[::-1][:PAIRS] if pair[0] < 0]),
     ):
         if chosen:
-            listed = "; ".join(f"{first} and {second} ({value:+.2f})" for value, first, second in chosen)
+            listed = "; ".join(
+                f"{quoted_name(first)} and {quoted_name(second)} ({value:+.2f})" for value, first, second in chosen
+            )
             parts.append(tag("p", f"{words}: {listed}."))
     if len(names) <= MATRIX_GROUPS:
-        head = tag("tr", tag("th", ""), [tag("th", name) for name in names])
+        head = tag("tr", tag("th", ""), [tag("th", visible_name(name)) for name in names])
         rows = [
-            tag("tr", tag("th", name), [_cosine(value) for value in row])
+            tag("tr", tag("th", visible_name(name)), [_cosine(value) for value in row])
             for name, row in zip(names, cosines, strict=True)
         ]
         parts.append(_grid(head, rows, class_="matrix"))

@@ -96,8 +96,11 @@ def _read(place: str | os.PathLike[str], name: str, revision: str | None) -> Any
     else:
         try:
             found = Path(hf_hub_download(os.fspath(place), name, revision=revision))
-        except LocalEntryNotFoundError:
-            raise
+        except LocalEntryNotFoundError as error:
+            raise FileNotFoundError(
+                f"{os.fspath(place)}: expected the folder of a run, or the id of a repository on the Hub. There is no "
+                f"such folder, and the Hub could not be asked: {error}"
+            ) from error
         except EntryNotFoundError:
             return None
         except HFValidationError as error:
@@ -107,4 +110,7 @@ def _read(place: str | os.PathLike[str], name: str, revision: str | None) -> Any
     try:
         return json.loads(found.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{found} is not JSON ({error}).") from error
+        raise ValueError(
+            f"{found} is not JSON ({error}). It was cut off or changed: write it again (trainer.create_model_card()), "
+            "or take another copy."
+        ) from error

@@ -12,7 +12,7 @@ from hf_cgd.cards.record import REPORT_FILE, RUN_FILE, SETTINGS_FILE, RunRecord
 from hf_cgd.cards.words import headline, limits
 from hf_cgd.metrics import ONE_CLASS, GroupReport
 from hf_cgd.metrics.tables import markdown
-from hf_cgd.visible_text import visible_name
+from hf_cgd.visible_text import quoted_name, visible_name
 
 NOTE = "<!-- Written by hf_cgd from the run's own numbers. Read it, and say what it cannot know. -->"
 OVERALL = {
@@ -50,7 +50,8 @@ def model_card(
     if record.objective is not None:
         parts += _objective(record, record.objective, pictures)
     if record.training:
-        parts += ["## Training", _table(("option", "value"), record.training.items())]
+        parts += ["## Training", "What differs from the defaults of `TrainingArguments`:"]
+        parts.append(_table(("option", "value"), record.training.items()))
     parts += ["## How to load it", *_loading(record, repo_id or record.name)]
     parts += ["## Files", _files(record)]
     if record.versions:
@@ -144,7 +145,7 @@ def _loading(record: RunRecord, repo_id: str) -> list[str]:
     else:
         lines = ["from huggingface_hub import hf_hub_download", "from safetensors.torch import load_file", "",
                  f'weights = load_file(hf_hub_download({where}, "model.safetensors"))']  # fmt: skip
-    classes = ", ".join(md.text(label) for label in model.labels)
+    classes = ", ".join(md.text(quoted_name(label)) for label in model.labels)
     labels = f"Classes, in the order of the outputs: {classes}." if model.labels else ""
     return ["hf_cgd is not needed for that.", "```python\n" + "\n".join(lines) + "\n```", labels]
 

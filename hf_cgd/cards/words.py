@@ -2,7 +2,7 @@
 
 from hf_cgd.cards.record import RunRecord
 from hf_cgd.metrics import GroupReport, GroupRow
-from hf_cgd.visible_text import visible_name
+from hf_cgd.visible_text import quoted_name
 
 FEW = 100
 """Evaluated examples below which a group's accuracy is called uncertain: its 95 % interval may span 0.2."""
@@ -25,7 +25,7 @@ def headline(report: GroupReport) -> str:
     also = f" (and {others} more with the same value)" if others else ""
     known = f" ({', '.join(about)})" if about else ""
     return (
-        f"The worst group is {visible_name(worst.name)}{also}: {metric} {value:.3f}{known}. "
+        f"The worst group is {quoted_name(worst.name)}{also}: {metric} {value:.3f}{known}. "
         f"Between the best and the worst group lie {gap:.3f}."
     )
 
@@ -75,6 +75,6 @@ def _of_report(report: GroupReport) -> list[str]:
 
 
 def _names(rows: list[GroupRow]) -> str:
-    names = [visible_name(row.name) for row in rows[:NAMED]]
+    names = [quoted_name(row.name) for row in rows[:NAMED]]
     more = f" and {len(rows) - NAMED} more groups" if len(rows) > NAMED else ""
     return ", ".join(names) + more

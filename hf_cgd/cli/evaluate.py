@@ -15,9 +15,9 @@ def main(words: Sequence[str]) -> dict[str, Any]:
         "How each group fares under a model that is there already: any text or image classifier of transformers or\n"
         "timm. Writes the table of groups, the report, a card and pictures; the model is left as it is.",
         (
-            "evaluate outputs/text_classification reviews.csv --group_column place",
+            "evaluate outputs/text_classification new_reviews.csv --group_column place",
             "evaluate my/vit my/images --group_column hospital --split validation --predictions",
-            "evaluate user/model reviews.csv --label_column mood --labels glad sad --group_column mood place",
+            "evaluate user/model new_reviews.csv --label_column mood --labels glad sad --group_column mood place",
         ),
     )
     parser.add_argument("model", metavar="MODEL", help="Local folder, or id of a model on the Hub.")

@@ -1,6 +1,7 @@
 """Evaluating a model that is there already: its network, its data in the model's own classes, its report."""
 
 import os
+import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ from transformers import (
     AutoTokenizer,
 )
 
-from hf_cgd.cards.record import EVALUATED_ONLY
+from hf_cgd.cards import load_run
+from hf_cgd.cards.record import EVALUATED_ONLY, REPORT_FILE, RUN_FILE
 from hf_cgd.cli.command_line import readable_errors, show_messages
 from hf_cgd.cli.model_inputs import tokenized, with_pixel_values
 from hf_cgd.cli.output_folder import prepare_output
@@ -25,6 +27,7 @@ from hf_cgd.cli.results import summary_of, where_it_is, write_predictions, write
 from hf_cgd.data import sources
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.tables import read_table
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
@@ -62,6 +65,7 @@ def evaluate(own: Namespace) -> dict[str, Any]:
         prepare_output(config, own.overwrite_output_dir, trains=False)
         with config.main_process_first():
             split, rows = split_of(own.data, own.dataset_config, own.split)
+            _warn_of_training_rows(own.model, own.data, split)
             inputs = (
                 [column for column in (own.text_column, own.text_pair_column) if column]
                 if kind == "text"
@@ -85,6 +89,21 @@ def evaluate(own: Namespace) -> dict[str, Any]:
             print(f"\n{where_it_is(config.output_dir or '')}")
             return summary_of(config.output_dir or "")
     return {}
+
+
+def _warn_of_training_rows(model: str, data: str, split: str) -> None:
+    """Warn where the rows have the name of those that the model was trained on: a file, or the training split."""
+    if not (Path(model) / RUN_FILE).is_file():
+        return
+    record, name = load_run(model), sources.name_of_file(data)
+    if record.objective is not None and name == record.data.name and (Path(data).is_file() or split == "train"):
+        warnings.warn(
+            f"{model} was trained on {name}. If these are the same rows, it has seen most of them, and its numbers "
+            f"flatter it. Evaluate rows that it was not trained on; {model}/{REPORT_FILE} has those of its validation "
+            "rows.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
 
 
 def kind_of(name: str) -> str:

@@ -1,13 +1,16 @@
 """Training on one's own data: texts or images, under one objective or under several that are compared."""
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from datasets import DatasetDict
-from transformers import set_seed
+from transformers import TrainingArguments, set_seed
 
+from hf_cgd.cards import RUN_FILE, load_run
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors, show_messages
 from hf_cgd.cli.comparison import begin_or_go_on, compared, is_finished, write_comparison
 from hf_cgd.cli.data_check import load_checked
@@ -18,6 +21,7 @@ from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
 from hf_cgd.cli.results import left_in, summary_of, where_it_is
 from hf_cgd.cli.training import BEST_WORST_GROUP, complete_results, run
 from hf_cgd.data import sources
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
 logger = logging.getLogger(__name__)
@@ -82,10 +86,12 @@ class OwnDataRecipe:
             splits = self.load(own, config)
             names = splits["train"].features["label"].names
             set_seed(config.seed)
+            if not config.do_train:
+                _warn_of_another_draw(own, config)
             model, processor = self.network(own, names)
             splits = self.prepare(own, config, splits, processor)
         if own.compare is None:
-            return run(config, model, splits, processing_class=processor)
+            return run(config, model, splits, sources.name_of_file(own.dataset), processing_class=processor)
         evaluated = [name for name in splits if name != "train"]
         finished = []
         with readable_errors(own, config):
@@ -112,11 +118,29 @@ class OwnDataRecipe:
             if number > 1:
                 set_seed(config.seed)
                 model, _ = self.network(own, names)
-            trainer = run(config, model, splits, processing_class=processor)
+            trainer = run(config, model, splits, sources.name_of_file(own.dataset), processing_class=processor)
         if config.process_index == 0:
             print(write_comparison([config.output_dir or "" for config in configs], folder, config.pictures))
             print(f"\n{where_it_is(folder)}")
         return trainer
+
+
+def _warn_of_another_draw(own: Any, config: RecipeConfig) -> None:
+    """Warn where a model is evaluated on validation rows that are drawn otherwise than when it was trained."""
+    checkpoint = config.resume_from_checkpoint
+    folder = Path(checkpoint).parent if isinstance(checkpoint, str) and Path(checkpoint).is_dir() else Path(own.model)
+    if not (folder / RUN_FILE).is_file() or "validation" in sources.load_splits(own.dataset, own.dataset_config):
+        return
+    record = load_run(folder)
+    columns, seed = record.settings.get("group_column"), record.training.get("seed", TrainingArguments.seed)
+    if record.objective is not None and (columns, seed) != (config.group_column, config.seed):
+        warnings.warn(
+            f"{folder} was trained with group_column {columns} and seed {seed}. With {config.group_column} and "
+            f"{config.seed} other validation rows are drawn, and it has been trained on most of these: their numbers "
+            "flatter it. Repeat the options of its training; eval_group_column looks at other groups.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
 
 
 def _text_splits(own: TextOptions, config: RecipeConfig) -> DatasetDict:

@@ -49,7 +49,11 @@ PLACES = {
 
 
 def write_results(
-    trainer: GroupRobustTrainer, reports: Mapping[str, GroupReport], trained: bool, pictures: bool = True
+    trainer: GroupRobustTrainer,
+    reports: Mapping[str, GroupReport],
+    trained: bool,
+    pictures: bool = True,
+    data_name: str | None = None,
 ) -> None:
     """Write the card of a run and all that it speaks of, in the folder of the run.
 
@@ -58,18 +62,19 @@ def write_results(
         reports: by split.
         trained: whether the run trained the model. Where it did not, the card of a training is left as it is.
         pictures: whether to draw them.
+        data_name: what the data is called; None for what the data sets tell.
     """
     assert trainer.args.output_dir is not None
     folder = Path(trainer.args.output_dir)
     if trained and pictures:
-        trainer.create_model_card()
+        trainer.create_model_card(dataset=data_name)
     elif trained:
-        write_card(trainer.run_record(), folder, draw=False)
+        write_card(trainer.run_record(dataset=[data_name] if data_name else ()), folder, draw=False)
     elif _has_card_of_training(folder):
         write_reports(reports, folder)
     else:
         # How the model was trained is not known here.
-        record = trainer.run_record()
+        record = trainer.run_record(dataset=[data_name] if data_name else ())
         unknown: dict[str, Any] = {"objective": None, "settings": {}, "training": {}, "weights": {}, "steps": None}
         write_card(replace(record, reports=reports, groups=None, **unknown), folder, draw=pictures)
 

@@ -54,6 +54,7 @@ def run(
     config: GroupRobustConfig,
     model: nn.Module,
     splits: Mapping[str, Any],
+    data_name: str | None = None,
     **trainer_options: Any,
 ) -> GroupRobustTrainer:
     """Train on `splits["train"]`, report the groups of "validation", "test" and all further splits, save.
@@ -67,6 +68,7 @@ def run(
             checkpoint that it names.
         model: the network.
         splits: datasets by name: "train", and optionally "validation", which chooses, and others, which are reported.
+        data_name: what the card calls the data; None for what the splits tell.
         trainer_options: passed on to `GroupRobustTrainer` (`processing_class`, `data_collator`, …).
 
     Returns:
@@ -113,7 +115,7 @@ def run(
         for name, report in reports.items():
             print(f"\n{name}\n{report}")
         assert config.output_dir is not None
-        write_results(trainer, reports, trains, own is None or own.pictures)
+        write_results(trainer, reports, trains, own is None or own.pictures, data_name)
         print(f"\n{where_it_is(config.output_dir)}")
     return trainer
 

@@ -48,6 +48,25 @@ class RenamingCollator:
         return batch
 
 
+class DroppingCollator:
+    """Wraps a collator: takes columns out of the examples.
+
+    Args:
+        collator: makes a batch of a list of examples.
+        columns: what it must not see.
+    """
+
+    def __init__(self, collator: Callable[[list[Any]], Any], columns: Sequence[str]) -> None:
+        self.collator = collator
+        self.columns = tuple(columns)
+
+    def __call__(self, features: list[Any]) -> Any:
+        """The batch of the wrapped collator, made without these columns."""
+        for name in self.columns:
+            features = [without_value(row, name) for row in features]
+        return self.collator(features)
+
+
 class GroupCollator:
     """Wraps a collator: takes the group columns out of the examples and puts group ids into the batch.
 

@@ -1,13 +1,14 @@
 """Read one column of a dataset without decoding the rest of it."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import torch.utils.data
 from torch.utils.data import ConcatDataset, Subset
@@ -146,6 +147,25 @@ def _inner(dataset: Any) -> list[Any]:
     elif isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
         parts = list(dataset.datasets)
     return parts if parts and (isinstance(parts[0], datasets.Dataset) or _inner(parts[0])) else []
+
+
+def require_one_dataset(dataset: Any, where: str) -> None:
+    """Raise a ValueError where several splits, or a table that is no dataset of rows, stand in the place of one.
+
+    Args:
+        dataset: what was given.
+        where: what it should be: "training dataset".
+    """
+    if isinstance(dataset, Mapping):
+        raise ValueError(
+            f"The {where}: expected one dataset, got a {type(dataset).__name__} of {list(dataset)}. Pick one: "
+            f"splits[{next(iter(dataset), 'train')!r}]."
+        )
+    if isinstance(dataset, pd.DataFrame):
+        raise ValueError(
+            f"The {where}: expected a dataset of rows, got a pandas DataFrame. Turn it into one: "
+            "datasets.Dataset.from_pandas(frame, preserve_index=False)."
+        )
 
 
 def require_columns(dataset: Any, columns: Sequence[str], option: str, where: str, advice: str) -> None:

@@ -73,7 +73,8 @@ class EvaluationGroups:
         if not self.covers(dataset):
             warnings.warn(
                 f"The {where} has no column {', '.join(map(repr, self.missing_in(dataset)))}, so it is evaluated as a "
-                "whole, and no group of it is reported. Keep the column through map() and remove_columns().",
+                f"whole, and no group of it is reported. It has {self._names_of(dataset)}. Keep the column through "
+                "map() and remove_columns().",
                 GroupRobustWarning,
                 stacklevel=2,
             )

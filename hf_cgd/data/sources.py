@@ -63,6 +63,11 @@ def load_labelled(
     return with_validation(splits, group_columns or ["label"], seed=seed)
 
 
+def name_of_file(dataset: str | None) -> str | None:
+    """What data of this machine is called, without its path; None for data of the Hub, and for none."""
+    return Path(dataset).resolve().name if dataset and Path(dataset).exists() else None
+
+
 def load_splits(dataset: str, config_name: str | None = None) -> DatasetDict:
     """Splits "train" and, where there are any, "validation" and "test".
 

@@ -83,7 +83,7 @@ def groups_from_clusters(
         )
     cautions = []
     if whole:
-        cautions.append(f"One cloud each, left whole: {', '.join(whole)}.")
+        cautions.append(f"One cloud each, left whole: {', '.join(map(repr, whole))}.")
     largest = max(len(np.unique(clustering.ids[seen.labels == number])) for number in clustering.parts)
     names = [f"{name} (cluster {1 + place})" for name in seen.class_names for place in range(largest)]
     agrees = None

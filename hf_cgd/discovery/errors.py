@@ -77,10 +77,10 @@ def groups_from_errors(
             "last: an early checkpoint or out_of_fold_predictions shows more."
         )
     shares = {int(number): wrong[classes == number].mean() for number in np.unique(classes)}
-    few = [f"{predictions.class_names[n]} ({share:.1%})" for n, share in shares.items() if share < FEWEST_ERRORS]
+    few = [f"{predictions.class_names[n]!r} ({share:.1%})" for n, share in shares.items() if share < FEWEST_ERRORS]
     if few:
         cautions.append(f"Hardly any errors in: {', '.join(few)}. Groups of these classes are not found by errors.")
-    half = [f"{predictions.class_names[n]} ({share:.0%})" for n, share in shares.items() if share > 0.5]
+    half = [f"{predictions.class_names[n]!r} ({share:.0%})" for n, share in shares.items() if share > 0.5]
     if half:
         cautions.append(f"Most answers are wrong in: {', '.join(half)}. The model has learned too little to tell.")
     stable = None

@@ -101,7 +101,7 @@ def found_groups(
     kept = tuple(names[number] for number in present)
     ids = np.searchsorted(present, ids)
     said = [*cautions]
-    small = [f"{name} ({n})" for name, n in zip(kept, np.bincount(ids), strict=True) if n < FEW_ROWS]
+    small = [f"{name!r} ({n})" for name, n in zip(kept, np.bincount(ids), strict=True) if n < FEW_ROWS]
     if small:
         said.append(f"Groups of fewer than {FEW_ROWS} rows, on which training overfits: {', '.join(small)}.")
     if stable is not None and stable.mean < LEAST_STABILITY:

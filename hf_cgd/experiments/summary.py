@@ -74,8 +74,10 @@ def search_rows(
     """
     known = {result.run: result for result in results}
     chosen = {(choice.condition, choice.objective, choice.point) for choice in choices}
-    rows = [["condition", "objective", "values", f"validation {grid.metric}", f"{split} {grid.metric}", "seeds",
-             "worst group on validation"]]  # fmt: skip
+    # Without a test split the numbers are those of validation anyway.
+    splits = list(dict.fromkeys(("validation", split)))
+    columns = [f"{name} {grid.metric}" for name in splits]
+    rows = [["condition", "objective", "values", *columns, "seeds", "worst group on validation"]]
     for condition in grid.all_conditions():
         for objective in grid.objectives:
             for point in grid.points(objective):
@@ -83,7 +85,7 @@ def search_rows(
                 finished = [known[run] for run in runs if run in known]
                 mark = " *" if (condition, objective, point) in chosen and point else ""
                 done = f"{len(finished)}" if len(finished) == len(runs) else f"{len(finished)} of {len(runs)}"
-                cells = [_mean(finished, grid.metric, name) for name in ("validation", split)]
+                cells = [_mean(finished, grid.metric, name) for name in splits]
                 worst = standing(finished, "validation")
                 rows.append([setting_name(condition), objective, setting_name(point) + mark, *cells, done, worst])
     rows = _without_empty_end(rows, 1)

@@ -84,7 +84,11 @@ def metric_names(problem_type: str | None, group_names: Sequence[str]) -> list[s
     if problem_type in (REGRESSION, None):
         overall += ["worst_group_pearson", "pearson", "mse"]
         by_group += ["group_pearson/"]
-    names = [*overall, "worst_group_loss"] if group_names else [name for name in overall if "group" not in name]
+    names = (
+        [*overall, "worst_group_loss"]
+        if group_names
+        else [name for name in overall if "group" not in name and name != "adjusted_accuracy"]
+    )
     return [
         *names,
         "loss",

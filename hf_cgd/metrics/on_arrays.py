@@ -195,4 +195,7 @@ def _interval(
     def value(rows: np.ndarray) -> float:
         return metric(name, given[rows], truth[rows], truth_first=True)
 
-    return bootstrap_interval(value, strata, resamples, seed)
+    with warnings.catch_warnings():
+        # What a metric has to say of these examples it has said; some draws of them would have it said again.
+        warnings.simplefilter("ignore")
+        return bootstrap_interval(value, strata, resamples, seed)

@@ -263,8 +263,8 @@ class GroupReport:
 
     def _repr_html_(self) -> Html:
         """What a notebook shows: the table, the worst group marked, bars with intervals."""
-        below = [self._summary(), *self._notes()]
-        return html(self.cells(), self._headline(), below, self._bars(), [row in self.all_worst for row in self.rows])
+        below, worst = [self._summary(), *self._notes()], self.all_worst if self.gap() else ()
+        return html(self.cells(), self._headline(), below, self._bars(), [row in worst for row in self.rows])
 
     def _headline(self) -> str:
         step = "" if self.weights_step is None else f" (weights after step {self.weights_step})"
@@ -294,8 +294,11 @@ class GroupReport:
         ]
 
     def cells(self) -> list[list[str]]:
-        """Head and rows as text; columns without any entry are left out, the worst group (or groups) is marked."""
-        worst = self.all_worst
+        """Head and rows as text; columns without any entry are left out.
+
+        The worst group (or groups) is marked, unless all have the same value.
+        """
+        worst = self.all_worst if self.gap() else ()
         rows = [row.cells() for row in self.rows]
         for row, texts in zip(self.rows, rows, strict=True):
             if any(row is one for one in worst):

@@ -67,7 +67,7 @@ def weights_figure(
     Args:
         histories: by method and variant, the log histories of the S runs; all runs have the same groups.
         highlight: groups to pick out by colour; None for all, or of many groups for those that weigh most at the end
-            of each panel.
+            of each panel (none where all weigh alike).
         unit: what a step is called.
         title: of the whole figure.
 
@@ -89,7 +89,7 @@ def weights_figure(
     names = list(dict.fromkeys(name for table in last.values() for name in table))
     many = len(names) > len(PALETTE)
     if highlight is None and many:
-        highlight = lowest_groups({name: -weight for name, weight in table.items()} for table in last.values())
+        highlight = lowest_groups([{name: -weight for name, weight in table.items()} for table in last.values()])
     colors = group_colors(names, highlight)
 
     figure = Figure(figsize=(2.5 * columns + 0.6, 1.9 * len(histories) + 0.5), layout="constrained")
@@ -149,7 +149,7 @@ def accuracies_figure(
     if highlight is None and len(names) > len(PALETTE):
         sign = -1 if lower_is_better_by_name(metric) else 1
         highlight = lowest_groups(
-            {name: sign * value for name, value in final_values(groups).items()} for _, groups in curves.values()
+            [{name: sign * value for name, value in final_values(groups).items()} for _, groups in curves.values()]
         )
     colors = group_colors(names, highlight)
 

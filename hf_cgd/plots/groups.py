@@ -101,7 +101,7 @@ def comparison_figure(
     means = {method: accuracies.mean(axis=0) for method, (accuracies, _) in tables.items()}
     lowest = np.stack(list(means.values())).min(axis=0)
     if highlight is None and len(names) > len(PALETTE):
-        highlight = lowest_groups(dict(zip(names, mean.tolist(), strict=True)) for mean in means.values())
+        highlight = lowest_groups([dict(zip(names, mean.tolist(), strict=True)) for mean in means.values()])
     colors = group_colors(names, highlight)
     many = len(names) > LABELLED_GROUPS
     shown = [names[row] for row in np.argsort(lowest, kind="stable")[:LABELLED_GROUPS]] if many else names

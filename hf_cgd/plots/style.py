@@ -1,6 +1,6 @@
 """Colours, line styles, legends and frames that all pictures share."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -48,10 +48,16 @@ def group_colors(names: Sequence[str], highlight: Sequence[str] | None = None) -
     return dict.fromkeys(names, MUTED) | dict(zip(highlight, PALETTE, strict=False))
 
 
-def lowest_groups(tables: Iterable[Mapping[str, float]]) -> list[str]:
-    """The lowest group of each table, once each and as many as there are colours."""
-    lowest = [min(table, key=table.__getitem__) for table in tables if table]
-    return list(dict.fromkeys(lowest))[: len(PALETTE)]
+def lowest_groups(tables: Sequence[Mapping[str, float]]) -> list[str]:
+    """The groups with the lowest value of each table, once each and as many as there are colours.
+
+    Every table has its first one before any has a second. A table of equal values has none.
+    """
+    lowest = [[name for name, value in table.items() if value == min(table.values())] for table in tables]
+    tied = [names for names, table in zip(lowest, tables, strict=True) if len(names) < len(table)]
+    return list(dict.fromkeys([names[0] for names in tied] + [name for names in tied for name in names]))[
+        : len(PALETTE)
+    ]
 
 
 def tidy(axes: "Axes", grid: Literal["x", "y", "both"]) -> None:

@@ -148,5 +148,5 @@ def _require_large_enough_groups(objective: Objective, groups: GroupInfo) -> Non
     if small and len(groups) > 1:
         raise ValueError(
             f"{type(objective).__name__} needs at least {objective.min_group_size} training examples in each group, "
-            f"but these have fewer: {', '.join(small[:20])}. Merge or drop small groups."
+            f"but these have fewer: {', '.join(map(repr, small[:20]))}. Merge or drop small groups."
         )

@@ -15,9 +15,9 @@ from PIL import Image as Picture
 from hf_cgd.data.image_preparation import ImagePreparation
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, Task, TaskInfo, WildsData
 from hf_cgd.tasks.hub_source import hub_splits
-from hf_cgd.tasks.paper import WITH_ADJUSTMENT
+from hf_cgd.tasks.paper import BALANCED, WITH_ADJUSTMENT
 from hf_cgd.tasks.raw_files import base_folder, by_split, codes, images_at, read_csv, require_files
-from hf_cgd.tasks.waterbirds import BALANCED, DEMO_TRAINING, RESNET
+from hf_cgd.tasks.waterbirds import DEMO_TRAINING, RESNET
 from hf_cgd.tasks.wilds_source import metadata_of, split_names, wilds_dataset
 
 LABELS, GENDERS = ("not blond", "blond"), ("female", "male")

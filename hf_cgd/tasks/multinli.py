@@ -24,7 +24,7 @@ from hf_cgd.data.tables import read_table
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, Task, TaskInfo
 from hf_cgd.tasks.hub_source import hub_splits
 from hf_cgd.tasks.multinli_demo import LABELS, demo
-from hf_cgd.tasks.paper import WITH_ADJUSTMENT
+from hf_cgd.tasks.paper import BALANCED, WITH_ADJUSTMENT
 from hf_cgd.tasks.raw_files import SHOWN, codes, data_missing, read_csv
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ INFO = TaskInfo(
             "model": "bert-base-uncased", "optim": "adamw_torch", "learning_rate": 2e-5, "weight_decay": 0.0,
             "adam_epsilon": 1e-8, "per_device_train_batch_size": 32, "num_train_epochs": 3, "max_length": 128,
             "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
-        }, {"erm": {"num_train_epochs": 20}}),
+        }, {**BALANCED, "erm": {"num_train_epochs": 20}}),
         # The CGD paper's backbone, optimizer and batch; it searched learning rate {1e-3, 1e-5}, weight decay
         # {1e-4, 0.1, 1}, step size {1, 0.1, 0.01, 0.001} and C in [0, 20], and does not state momentum, epochs,
         # schedule or length.
@@ -87,13 +87,13 @@ INFO = TaskInfo(
             "model": "distilbert-base-uncased", "optim": "sgd", "learning_rate": 1e-3, "weight_decay": 1e-4,
             "per_device_train_batch_size": 32, "num_train_epochs": 20, "max_length": 128,
             "lr_scheduler_type": "constant", "max_grad_norm": 0.0,
-        }),
+        }, BALANCED),
         # For the made-up corpus and a tiny model.
         "demo": Hyperparameters({
             "optim": "adamw_torch", "learning_rate": 1e-3, "weight_decay": 0.0, "per_device_train_batch_size": 64,
             "num_train_epochs": 8, "max_length": 32, "lr_scheduler_type": "linear", "max_grad_norm": 1.0,
             "save_strategy": "no", "load_best_model_at_end": False,
-        }),
+        }, BALANCED),
     },
     # The paper's Table 3: per cent, three seeds.
     published={

@@ -20,6 +20,8 @@ OPTIMIZATION: Mapping[str, tuple[float, ...]] = MappingProxyType(
 )
 ADJUSTMENTS = (0, 1, 2, 3, 5, 10, 20)
 """Points of [0, 20] for C; the first ones are those of Sagawa et al. (2020)."""
+BALANCED = {name: {"group_sampling": "weighted"} for name in ("group_dro", "cgd")}
+"""Group-DRO's authors, and the CGD paper after them, draw the groups equally often, with replacement."""
 TABLE_3 = ("erm", "erm_uw", "pgi", "group_dro", "cgd")
 """Objectives of the table of the benchmarks outside of WILDS, in its order."""
 TABLE_WILDS = ("coral", "irm", "erm", "group_dro", "cgd")

@@ -17,7 +17,7 @@ from PIL import Image as Picture
 from hf_cgd.data.image_preparation import ImagePreparation
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, Task, TaskInfo, WildsData
 from hf_cgd.tasks.hub_source import hub_splits
-from hf_cgd.tasks.paper import WITH_ADJUSTMENT
+from hf_cgd.tasks.paper import BALANCED, WITH_ADJUSTMENT
 from hf_cgd.tasks.raw_files import base_folder, by_split, codes, images_at, read_csv, require_files
 from hf_cgd.tasks.wilds_source import metadata_of, split_names, wilds_dataset
 
@@ -36,8 +36,6 @@ DEMO_TRAINING = {"model": "resnet10t", "optim": "adamw_torch", "learning_rate": 
                  "per_device_eval_batch_size": 80, "num_train_epochs": 3, "save_strategy": "no",
                  "load_best_model_at_end": False}  # fmt: skip
 """A tiny network on tiny made-up images."""
-BALANCED = {name: {"group_sampling": "weighted"} for name in ("group_dro", "cgd")}
-"""Group-DRO's authors, and the CGD paper after them, draw the groups equally often, with replacement."""
 IMAGES = ImagePreparation(resize=(256, 256), crop=224)
 
 INFO = TaskInfo(

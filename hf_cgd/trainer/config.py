@@ -177,6 +177,10 @@ def objective_of(given: Objective | str | None, args: TrainingArguments) -> Obje
     knobs = {knob: getattr(options, knob, None) for knob in KNOBS}
     if isinstance(given, str):
         return build_objective(given, knobs)
+    if not isinstance(given, Objective):
+        name = given.__name__ if isinstance(given, type) else type(given).__name__
+        remedy = f"Pass an object: {name}()." if isinstance(given, type) else "CGD() is one."
+        raise ValueError(f"objective: expected an Objective or the name of one, got {given!r}. {remedy}")
     idle = [knob for knob, value in knobs.items() if value is not None]
     if idle:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The evaluation side of the trainer: what the loop is given and keeps, and which model is the best."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -108,6 +108,7 @@ class EvaluatingTrainer(Trainer):
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
+        self._warn_of_unlabelled(output, description, metric_key_prefix)
         keeps_loss = self._forward.trains_own_loss or self._has_own_loss
         wanted = self.args.metric_for_best_model
         by_tokens = self._forward.by_tokens
@@ -115,6 +116,18 @@ class EvaluatingTrainer(Trainer):
             output, collected.arrays(), metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens
         )
         return output
+
+    def _warn_of_unlabelled(self, output: EvalLoopOutput, description: str, prefix: str) -> None:
+        """Warn of an evaluation (no prediction) in which nothing could be measured."""
+        measured = output.label_ids is not None or f"{prefix}_loss" in (output.metrics or {})
+        if description != "Evaluation" or measured or self._warned_half_labelled or output.num_samples == 0:
+            return
+        warnings.warn(
+            f"The evaluation dataset has no labels, so nothing of it was measured: expected {self.label_names} in its "
+            "batches. Keep the column of the targets ('labels' or 'label'), or call predict().",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
 
     @contextmanager
     def _steps_with_results(self, dataset: Any) -> Iterator[CollectedResults]:
@@ -254,7 +267,18 @@ class EvaluatingTrainer(Trainer):
         if not only_loss:
             by_set = {name: [*known, *names_of(self._own_metrics, evaluation.names)] for name, known in by_set.items()}
         hint = "prediction_loss_only=True leaves no other metric." if self.args.prediction_loss_only else ""
-        require_known_metric(wanted, by_set, is_last_call or bool(hint), hint)
+        require_known_metric(wanted, by_set, is_last_call or bool(hint), hint or self._hint_at_groups(sets))
+
+    def _hint_at_groups(self, sets: Mapping[str, Any]) -> str:
+        """Why there are no metrics of groups; "" where each evaluation set has some."""
+        evaluation = self._setup.evaluation
+        if not evaluation.columns:
+            return "There are no metrics of groups without group_column."
+        bare = [name for name, data in sets.items() if not evaluation.covers(data)]
+        if not bare:
+            return ""
+        where = f"the evaluation set(s) {bare}" if bare != [""] else "the evaluation dataset"
+        return f"There are no metrics of groups for {where}, without the column(s) {list(evaluation.columns)}."
 
     @property
     def _may_be_binary(self) -> bool:

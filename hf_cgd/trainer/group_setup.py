@@ -15,12 +15,13 @@ from hf_cgd.data.collator import (
     GROUP_IDS,
     LABEL_COLUMNS,
     ROW_GROUP,
+    DroppingCollator,
     GroupCollator,
     RenamingCollator,
     SubgroupCollator,
     keeps_order,
 )
-from hf_cgd.data.columns import Column
+from hf_cgd.data.columns import Column, require_columns, require_one_dataset
 from hf_cgd.data.evaluation_groups import EvaluationGroups
 from hf_cgd.data.groups import UNKNOWN_GROUP, GroupInfo
 from hf_cgd.data.sampling import BalancedGroupSampler, GroupSampler, WeightedGroupSampler
@@ -111,6 +112,8 @@ class GroupSetup:
         self.key = self.columns[0] if own_name else GROUP_IDS
         """Batch key of the group ids: the column's own name where there is one and the model has no use for it."""
         sets = _sets_by_name(eval_dataset)
+        for where, dataset in {"training dataset": train_dataset, **sets}.items():
+            require_one_dataset(dataset, where)
         sample = Sample(next((d for d in (train_dataset, *sets.values()) if d is not None), None), collator)
         names = sample.input_names(model)
         not_inputs = (*LABEL_COLUMNS, *self.columns)
@@ -135,6 +138,9 @@ class GroupSetup:
         """Of evaluation sets whose group columns need not be read: the ids of the rows."""
         for where, dataset in sets.items():
             self._read_evaluation_set(dataset, where, read if dataset is train_dataset else None)
+            if options.eval_group_column and not any(self.evaluation.covers(one) for one in sets.values()):
+                advice = "Set it to a column that tells an example's group, or leave it out to take group_column."
+                require_columns(dataset, self.evaluation.columns, "eval_group_column", where, advice)
             self.evaluation.warn_of_missing(dataset, where)
 
     @property
@@ -197,6 +203,8 @@ class GroupSetup:
                 collator, groups, batch_key=self.key, group_columns=self._hidden, labels=self.label_columns,
                 optional=True,
             )  # fmt: skip
+        elif self._hidden:
+            collator = DroppingCollator(collator, self._hidden)
         return self._finished(collator)
 
     def rows_with_groups(self, dataset: Any, is_training: bool) -> Any:

@@ -23,6 +23,12 @@ REJECTED = "Invalid metadata in README.md"
 """How huggingface_hub begins the message where the Hub refuses a card."""
 
 
+NO_REPOSITORY = (
+    "push_to_hub=True: the repository on the Hub could not be made, and nothing was trained. Check the connection and "
+    "the login (hf auth login, or hub_token=), or leave push_to_hub out and call trainer.push_to_hub() after training."
+)
+
+
 class PushingTrainer(PublishingTrainer):
     """A `Trainer` whose failed pushes lose nothing and say so."""
 
@@ -60,6 +66,15 @@ class PushingTrainer(PublishingTrainer):
             _add_words(error, self._words_after_failure())
             raise
         return pushed
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """See `Trainer`. With `push_to_hub=True` it is called when the trainer is built."""
+        try:
+            super().init_hf_repo(*args, **kwargs)
+        except Exception as error:
+            if not hasattr(self, "_setup"):
+                _add_words(error, NO_REPOSITORY)
+            raise
 
     def _upload(self, commit_message: str | None, blocking: bool, token: str | None, revision: str | None) -> Any:
         assert self.hub_model_id is not None and self.args.output_dir is not None

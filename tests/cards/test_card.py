@@ -243,6 +243,11 @@ def test_what_is_no_report_is_refused(tmp_path: Path, content: str | None, words
         hf_cgd.load_report(tmp_path)
 
 
+def test_a_place_that_is_neither_folder_nor_repository_is_named() -> None:
+    with pytest.raises(FileNotFoundError, match="^outputs-of-nothing: expected the folder of a run"):
+        hf_cgd.load_report("outputs-of-nothing")
+
+
 # ---- Other models -----------------------------------------------------------------------------------------------------
 
 
@@ -312,13 +317,22 @@ def test_limits_in_words() -> None:
     )
     report = GroupReport(rows, {"accuracy": 0.85}, "cgd")
     told = " ".join(limits(RunRecord("m", reports={"validation": report}, training={"load_best_model_at_end": True})))
-    assert "fewer than 100 examples were evaluated of a;" in told and "no examples were evaluated of c." in told
+    assert 'fewer than 100 examples were evaluated of "a";' in told and 'no examples were evaluated of "c".' in told
     assert "overlap: the gap may be chance" in told and "chosen among several by its numbers" in told
     alike = replace(report, rows=(rows[1], replace(rows[1], name="d")))
     assert headline(alike) == "All groups that were evaluated have the same accuracy, 0.850."
     assert limits(RunRecord("m", reports={"validation": alike})) == limits(RunRecord("m", reports={"x": alike}))[-1:]
     apart = replace(report, rows=(replace(rows[0], count=100, accuracy_high=0.83), rows[1]))
     assert limits(RunRecord("m", reports={"validation": apart})) == limits(RunRecord("m", reports={"x": apart}))[-1:]
+
+
+def test_a_comma_in_a_name_does_not_end_it() -> None:
+    rows = [GroupRow(name, count=5, accuracy=value) for name, value in (("Bern, old", 0.5), ("Oslo", 0.5), ("x", 1.0))]
+    report = GroupReport(tuple(rows), {}, "cgd")
+    assert 'The worst group is "Bern, old" (and 1 more' in headline(report)
+    record = RunRecord("m", reports={"test": report}, model=ModelFacts(labels=("good, kind", "bad")))
+    assert 'were evaluated of "Bern, old", "Oslo", "x";' in " ".join(limits(record))
+    assert 'in the order of the outputs: "good, kind", "bad".' in model_card(record, card_data(record))
 
 
 def test_of_perplexities_the_worst_is_the_highest() -> None:

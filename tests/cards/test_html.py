@@ -107,6 +107,14 @@ def test_many_groups_and_runs_without_weights(tmp_path: Path) -> None:
         html_report(tmp_path, tmp_path / "none.html")
 
 
+def test_the_table_of_runs_says_how_many_groups_are_worst(tmp_path: Path) -> None:
+    rows = tuple(GroupRow(name, count=200, accuracy=value) for name, value in (("a", 0.5), ("b", 0.9), ("c", 0.5)))
+    tied = RunRecord("tied", reports={"test": GroupReport(rows, {"accuracy": 0.6}, "erm")})
+    alone = RunRecord("alone", reports={"test": GroupReport(rows[:2], {"accuracy": 0.7}, "erm")})
+    text = Page(html_report([tied, alone], tmp_path / "two.html").read_text()).text
+    assert " test a and 1 more 0.500 " in text and " test a 0.500 " in text
+
+
 def test_lines_stand_where_their_numbers_are() -> None:
     chart = line_chart(np.array([0.0, 10.0]), {"a": np.array([0.0, 1.0]), "b": np.array([1.0, np.nan])}, "weights")
     (x0, y0), (x1, y1) = (tuple(map(float, pair.split(","))) for pair in re.findall(r'points="(\S+) (\S+)"', chart)[0])

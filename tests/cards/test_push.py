@@ -199,6 +199,18 @@ def test_a_card_that_cannot_be_written_does_not_hold_up_the_weights(
     assert {"README.md", "model.safetensors"} <= set(hub.repositories[REPO].files)
 
 
+def test_a_repository_that_cannot_be_made_is_told_of_before_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("transformers.Trainer.init_hf_repo", fail)
+    with pytest.raises(OSError, match="Name or service"):
+        build_trainer(tmp_path / "out", PUSHES)
+    assert "nothing was trained" in caplog.text and "hf auth login" in caplog.text
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_a_repository_without_a_report(hub: HubServer, tmp_path: Path) -> None:
     build_trainer(tmp_path / "out", PUSHES)

@@ -5,6 +5,7 @@ import logging
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from transformers import PreTrainedTokenizerFast
 import hf_cgd
 from hf_cgd import GroupRobustTrainer
 from hf_cgd.__main__ import COMMANDS, main
+from hf_cgd.cards import load_run
 from hf_cgd.cli import coloured_digits
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line
 from hf_cgd.cli.own_data import RECIPES
@@ -402,6 +404,29 @@ def test_a_model_that_is_there_is_evaluated(run: Run, folder: Path, tmp_path: Pa
     code, out, error = run("evaluate", folder / "model", tmp_path / "other.csv", *other)
     assert code == 0 and json.loads(out)["reports"] == found["reports"], error
     assert before == {path: path.read_bytes() for path in (folder / "model").iterdir()}
+
+
+def test_rows_that_the_model_was_trained_on_are_warned_of(run: Run, folder: Path, tmp_path: Path) -> None:
+    def warned(*words: Any) -> str:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            code, _, error = run(*words, "--use_cpu")
+        assert code == 0, error
+        return " ".join(str(one.message) for one in caught)
+
+    out, data = tmp_path / "out", folder / "d.csv"
+    words = ["train", "text", "--dataset", data, "--pictures", "false", "--group_column", "label", "place"]
+    warned(*words, *QUICK[1:], "--model", folder / "model", "--output_dir", out)
+    assert load_run(out).data.name == "d.csv"
+    write_table(tmp_path / "new.csv", rows())
+    for table, is_told in ((data, True), (tmp_path / "new.csv", False)):
+        options = ["--group_column", "place", "--no_pictures", "--output_dir", tmp_path / table.stem]
+        assert ("was trained on d.csv" in warned("evaluate", out, table, *options)) is is_told
+    # Validation rows are drawn by groups and seed.
+    again = [*words, "--do_train", "false", "--model", out, "--output_dir"]
+    assert "are drawn" not in warned(*again, tmp_path / "same")
+    assert "other validation rows are drawn" in warned(*again, tmp_path / "seed", "--seed", 5)
+    assert "other validation rows are drawn" in warned(*again[:-6], *again[-5:], tmp_path / "groups")
 
 
 def test_an_image_model_of_timm_is_evaluated(run: Run, tmp_path: Path) -> None:

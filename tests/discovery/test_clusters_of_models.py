@@ -43,7 +43,7 @@ def planted(distance: float = 9.0, seed: int = 0) -> Dataset:
 
 def test_clusters_become_a_column_with_what_is_known_of_it() -> None:
     data = planted()
-    with pytest.warns(GroupRobustWarning, match="One cloud each, left whole: dog"):
+    with pytest.warns(GroupRobustWarning, match="One cloud each, left whole: 'dog'"):
         found = groups_from_clusters(
             data, Identity(), validation=planted(seed=1), true_group_column="place", not_inputs=[], **FEW
         )

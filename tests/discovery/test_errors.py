@@ -87,9 +87,9 @@ def test_true_groups_that_are_missed_are_warned_of() -> None:
     "wrong,origin,message",
     [
         (WRONG, "training rows", "has learned the rows it answers"),
-        (WRONG & (LABELS == 0), "out of fold", r"Hardly any errors in: water \(0.0%\)"),
-        (~WRONG, "early checkpoint", r"Most answers are wrong in: land \(75%\), water \(75%\)"),
-        (WRONG & (np.arange(160) < 80), "out of fold", r"fewer than 20 rows.*land \(wrong\) \(10\)"),
+        (WRONG & (LABELS == 0), "out of fold", r"Hardly any errors in: 'water' \(0.0%\)"),
+        (~WRONG, "early checkpoint", r"Most answers are wrong in: 'land' \(75%\), 'water' \(75%\)"),
+        (WRONG & (np.arange(160) < 80), "out of fold", r"fewer than 20 rows.*'land \(wrong\)' \(10\)"),
     ],
 )
 def test_what_speaks_against_them_is_said(wrong: np.ndarray, origin: Any, message: str) -> None:

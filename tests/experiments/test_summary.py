@@ -34,6 +34,10 @@ def test_the_table_of_results() -> None:
         ["cgd", "step_size=1", "40.0 (0.0)", "75.0 (0.0)", "2"],
         ["cgd", "step_size=0.1 *", "50.0", "75.0", "1 of 2"],
     ]
+    # Without a test split validation stands there once.
+    head, first, *_ = search_rows(grid, results, choices, "validation")
+    assert head == ["objective", "values", "validation worst_group_accuracy", "seeds"]
+    assert first == ["erm", "", "40.0 (0.0)", "2"]
 
 
 def test_the_mean_of_the_last_evaluations_stands_beside_the_best() -> None:

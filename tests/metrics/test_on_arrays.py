@@ -1,6 +1,7 @@
 """`group_metrics` on plain arrays: numbers of fairlearn, intervals by hand, errors in words."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,24 @@ def test_draws_keep_the_size_of_each_stratum() -> None:
     assert seen == [[3, 1, 2]] * 50
     assert bootstrap_interval(lambda rows: 1.0, strata, 50) is None, "no width tells nothing"
     assert bootstrap_interval(lambda rows: float("nan"), strata, 50) is None
+
+
+def test_what_a_metric_warns_of_is_said_once_for_each_group() -> None:
+    def grumbling(y_true: np.ndarray, y_pred: np.ndarray) -> float:
+        warnings.warn(f"{len(y_true)} rows", UserWarning, stacklevel=1)
+        return float((y_true == y_pred).mean())
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        group_metrics([0, 1, 0, 1, 0], [0, 1, 1, 1, 0], list("aabbb"), metrics={"share": grumbling})
+    assert [str(one.message) for one in caught] == ["5 rows", "2 rows", "3 rows"]
+
+
+def test_no_group_is_worst_where_all_are_alike() -> None:
+    for groups in (["a", "a", "b", "b"], ["a"] * 4):
+        report = group_metrics([0, 1, 0, 1], [0, 0, 0, 0], groups)
+        assert report.gap() == 0 and "(worst)" not in str(report) + report._repr_html_()
+    assert "b (worst)" in str(group_metrics([0, 1, 0, 1], [0, 1, 0, 0], ["a", "a", "b", "b"]))
 
 
 def test_scores_values_columns_and_directions() -> None:

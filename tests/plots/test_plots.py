@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from figures import LONG, NAMES, assert_fits, axes_of, evaluated, history, report
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from programs import run
 
@@ -25,6 +26,7 @@ from hf_cgd.plots import (
     sweep_figure,
     weights_figure,
 )
+from hf_cgd.plots.style import lowest_groups
 
 
 @pytest.mark.parametrize("count", [2, 60])
@@ -93,6 +95,19 @@ def test_group_colors() -> None:
     assert group_colors(NAMES) == {"land": PALETTE[0], "water": PALETTE[1]}
     assert group_colors(NAMES, ["water"]) == {"land": MUTED, "water": PALETTE[0]}
     assert set(group_colors([str(number) for number in range(60)]).values()) == {MUTED}
+
+
+def test_of_many_groups_all_that_share_the_lowest_value_are_in_colour() -> None:
+    best = dict.fromkeys(map(str, range(12)), 0.9)
+    tied = best | {"7": 0.0, "3": 0.0, "5": 0.1}
+    figure = comparison_figure({"ERM": [report(tied)], "CGD": [report(best | {"11": 0.5})]})
+    grey = to_rgb(MUTED)
+    for axes in figure.axes:
+        assert [n for n, bar in enumerate(axes.patches) if bar.get_facecolor()[:3] != grey] == [3, 7, 11]
+    # Every method's first one comes before the second one of any; there are no more colours than eight.
+    many = [best | dict.fromkeys("0123456789", 0.0), best | {"11": 0.0}]
+    assert lowest_groups(many) == ["0", "11", "1", "2", "3", "4", "5", "6"]
+    assert lowest_groups([best, {}]) == [], "none stands out"
 
 
 def test_save_writes_png_and_vector_and_makes_the_folder(tmp_path) -> None:

@@ -9,7 +9,8 @@ import raw_layouts as raw
 from datasets import Dataset
 from made_files import nli_rows, write_jsonl
 
-from hf_cgd.tasks import load_task, multinli, multinli_demo
+from hf_cgd.objectives import OBJECTIVES
+from hf_cgd.tasks import build_task, load_task, multinli, multinli_demo
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,14 @@ def test_a_split_of_our_own_says_that_it_is(tmp_path: Path, caplog: pytest.LogCa
     assert "only that of metadata_random.csv has the published rows" in info.caveat
     # 38 pairs, drawn before the two that nobody agreed on are dropped.
     assert sum(map(len, splits.values())) == 36 and 18 <= len(splits["train"]) + 1 <= 20
+
+
+@pytest.mark.parametrize("source", ["paper", "group_dro", "demo"])
+def test_groups_are_drawn_as_those_who_state_the_hyperparameters_do(source: str) -> None:
+    """Group-DRO's authors: `--reweight_groups`, on MultiNLI as on Waterbirds and CelebA."""
+    for task in ("multinli", "waterbirds", "celeba"):
+        drawn = {o: build_task(task).hyperparameters(source, objective=o).get("group_sampling") for o in OBJECTIVES}
+        assert {o for o, sampling in drawn.items() if sampling == "weighted"} == {"group_dro", "cgd"}
 
 
 def test_settings_that_do_not_fit(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from hf_cgd import CGD, CORAL, ERM, ERMUW, IRM, PGI, GroupDRO, GroupRobustConfig
 from hf_cgd.gradients import ENGINES
 from hf_cgd.objectives import KNOBS, OBJECTIVES, build_objective
-from hf_cgd.trainer.config import GroupOptions, options_of
+from hf_cgd.trainer.config import GroupOptions, objective_of, options_of
 
 
 def config(tmp_path: Path, **changes: object) -> GroupRobustConfig:
@@ -154,6 +154,11 @@ def test_options_that_do_not_fit(tmp_path: Path, changes: dict, message: str) ->
 def test_unknown_knob_of_an_objective() -> None:
     with pytest.raises(ValueError, match=r"objective='cgd' has no option 'speed'"):
         build_objective("cgd", {"speed": 3})
+
+
+def test_a_class_in_place_of_an_objective(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected an Objective .* got <class .*CGD'>. Pass an object: CGD\(\)"):
+        objective_of(CGD, TrainingArguments(str(tmp_path)))  # type: ignore[arg-type]
 
 
 def test_unknown_option_of_the_config(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import DatasetDict
 from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from transformers import EarlyStoppingCallback, EvalPrediction
 
@@ -254,6 +255,45 @@ def test_a_set_without_the_group_column_is_evaluated_as_a_whole(trainer: Build) 
     metrics = run.evaluate()
     assert "eval_accuracy" in metrics and "eval_loss" in metrics
     assert not [name for name in metrics if "group" in name]
+
+
+def test_the_metric_of_the_best_model_is_missed_with_the_column_that_would_give_it(trainer: Build) -> None:
+    options = {"metric_for_best_model": "worst_group_accuracy", "eval_strategy": "steps"}
+    with (
+        pytest.warns(GroupRobustWarning, match="has no column 'group'"),
+        pytest.raises(ValueError, match=r"gives: accuracy, .*loss\. .* evaluation dataset, without .*\['group'\]"),
+    ):
+        trainer(options, eval_dataset=text_dataset().remove_columns("group"))
+    with pytest.raises(ValueError, match="no metrics of groups without group_column"):
+        trainer(options | {"objective": "erm", "group_column": None, "step_size": None}, eval_dataset=text_dataset())
+
+
+def test_an_evaluation_without_labels_says_that_it_measures_nothing(trainer: Build) -> None:
+    run = trainer(eval_dataset=text_dataset(15).remove_columns("labels"))
+    with pytest.warns(GroupRobustWarning, match=r"no labels, so nothing of it was measured: expected \['labels'\]"):
+        metrics = run.evaluate()
+    assert stable(metrics) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GroupRobustWarning)
+        run.predict(text_dataset(15).remove_columns("labels"))
+
+
+def test_a_column_to_evaluate_by_that_no_set_has_is_refused(trainer: Build) -> None:
+    with pytest.raises(ValueError, match=r"eval_group_column: expected a column 'regoin' .*which has .*'group'"):
+        trainer({"eval_group_column": "regoin"}, eval_dataset=text_dataset())
+    # A set that comes later may have it; one that has not is evaluated without groups, whatever its other columns hold.
+    places = text_dataset(16).remove_columns("group").add_column("group", ["a", "b"] * 8)
+    run = trainer({"eval_group_column": "region"}, train_dataset=places, eval_dataset=None)
+    assert "eval_loss" in run.evaluate(places)
+    with_region = places.add_column("region", ["n", "s"] * 8)
+    assert run.evaluate(with_region)["eval_group_count/n"] == 8
+
+
+def test_what_is_no_dataset_is_named(trainer: Build) -> None:
+    with pytest.raises(ValueError, match=r"training dataset: .* got a DatasetDict of \['train'\].*splits\['train'\]"):
+        trainer(train_dataset=DatasetDict(train=text_dataset()))
+    with pytest.raises(ValueError, match="evaluation dataset: .* DataFrame.*from_pandas"):
+        trainer(eval_dataset=text_dataset().to_pandas())
 
 
 def test_groups_that_training_never_saw_and_groups_that_are_missing(trainer: Build) -> None:
