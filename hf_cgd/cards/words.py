@@ -11,7 +11,9 @@ NAMED = 5
 
 
 def headline(report: GroupReport) -> str:
-    """The worst group and the distance to the best one; "" where no group was evaluated."""
+    """The worst group and the distance to the best one, or why it is not known; "" where no group was evaluated."""
+    if report.metric is not None and report.unknown_worst():
+        return report.unknown_worst_in_words()
     worst, metric, gap = report.worst, report.metric, report.gap()
     if worst is None or metric is None or gap is None:
         return ""

@@ -52,7 +52,12 @@ def test_perplexity_is_better_when_lower_everywhere() -> None:
     names = ("eval_perplexity", "worst_group_perplexity", "group_perplexity/token_accuracy")
     assert all(lower_is_better(name) for name in names)
     assert not lower_is_better("eval_group_token_accuracy/perplexity")
-    given = {f"eval_{name}": value for name, value in metrics_of(resamples=50).items()}
+    five = {"token_counts": COUNTS, "token_losses": SUMS, "tokens_right": RIGHT}
+    found = token_metrics(
+        np.tile(LOSSES, 3), np.tile(IDS, 3), ["a", "b"], resamples=50,
+        **{name: np.tile(values, 3) for name, values in five.items()},
+    )  # fmt: skip
+    given = {f"eval_{name}": value for name, value in found.items()}
     report = GroupReport.from_metrics(given, "eval", ["a", "b"], "cgd")
     assert report.metric == "perplexity"
     assert [row.name for row in report.all_worst] == ["b"]
