@@ -57,7 +57,7 @@ def group_metrics(
             examples.
     """
     _require_one_order({"y_true": y_true, "y_pred": y_pred, "groups": groups})
-    truth, given = _of_one_shape(_array("y_true", y_true), _array("y_pred", y_pred))
+    truth, given = _of_one_shape(as_array("y_true", y_true), as_array("y_pred", y_pred))
     columns = _columns(groups)
     lengths = {"y_true": len(truth), "y_pred": len(given)} | {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -137,7 +137,8 @@ def _of_one_shape(truth: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.
     return truth, given
 
 
-def _array(name: str, values: Any) -> np.ndarray:
+def as_array(name: str, values: Any) -> np.ndarray:
+    """An array of classes or values; raises a ValueError where some are missing, or text stands beside numbers."""
     if str(getattr(values, "dtype", "")) == "torch.bfloat16":
         values = values.float()
     array = np.asarray(values)
@@ -163,12 +164,12 @@ def _columns(groups: Any) -> dict[str, Column]:
         groups = groups.to_pydict()
     if isinstance(groups, Mapping) or hasattr(groups, "columns"):
         names = list(groups if isinstance(groups, Mapping) else groups.columns)
-        return {str(name): Column(_plain(groups[name])) for name in names}
+        return {str(name): Column(plain_values(groups[name])) for name in names}
     name = getattr(groups, "name", None)
-    return {name if isinstance(name, str) else "group": Column(_plain(groups))}
+    return {name if isinstance(name, str) else "group": Column(plain_values(groups))}
 
 
-def _plain(values: Any) -> list[Any]:
+def plain_values(values: Any) -> list[Any]:
     """Values of a column, missing ones as None."""
     if hasattr(values, "isna"):
         return [None if missing else value for value, missing in zip(values.tolist(), values.isna(), strict=True)]
