@@ -116,6 +116,29 @@ def test_the_best_model_is_chosen_by_them_and_the_report_shows_them(tmp_path: Pa
     assert written["groups"][0]["others"] == {"share": 0.9, "fpr": 0.1}
 
 
+@predicts_one_class
+@pytest.mark.parametrize("wanted", ["worst_group_auc", "auc", "group_auc/1"])
+def test_a_model_whose_metric_is_not_defined_is_not_the_best_and_the_run_goes_on(tmp_path: Path, wanted: str) -> None:
+    calls = iter(range(100))
+
+    def auc(y_true: np.ndarray, y_pred: np.ndarray) -> float:
+        # Three calls an evaluation: all rows, two groups. The first and the last evaluation define nothing.
+        return 0.6 if 3 <= next(calls) < 6 else float("nan")
+
+    data = text_dataset(16)
+    args = GroupRobustConfig(
+        str(tmp_path), objective="group_dro", group_column="group", max_steps=3, eval_strategy="steps", eval_steps=1,
+        save_strategy="steps", save_steps=1, metric_for_best_model=wanted, load_best_model_at_end=True, use_cpu=True,
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = GroupRobustTrainer(
+        model=tiny_distilbert(), args=args, train_dataset=data, eval_dataset=data, group_metrics={"auc": auc}
+    )
+    with pytest.warns(GroupRobustWarning, match="not defined or not finite"):
+        trainer.train()
+    assert trainer.state.best_global_step == 2 and trainer.state.best_metric == 0.6
+
+
 def test_a_declared_direction_decides_which_model_is_the_best(tmp_path: Path) -> None:
     args = GroupRobustConfig(
         str(tmp_path), objective="group_dro", group_column="group", eval_strategy="epoch", save_strategy="epoch",

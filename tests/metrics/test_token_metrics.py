@@ -8,6 +8,7 @@ import pytest
 
 from hf_cgd.metrics import GroupReport, is_interval, lower_is_better
 from hf_cgd.metrics.token_metrics import span_scores, token_metric_names, token_metrics
+from hf_cgd.models.example_losses import NO_ANSWER
 
 LOSSES, IDS = np.array([1.0, 3.0, 2.0, 9.0]), np.array([0, 0, 1, 1])
 COUNTS, SUMS, RIGHT = np.array([3, 1, 4, 0]), np.array([3.0, 3.0, 8.0, 0.0]), np.array([3, 0, 1, 0])
@@ -95,3 +96,6 @@ def test_entities_need_a_scheme_and_are_counted_whole() -> None:
     assert metric("entity_f1", predictions, labels) == pytest.approx(0.8)
     predictions[0, 1] = 0
     assert metric("entity_f1", predictions, labels) == pytest.approx(0.4)
+    # Where scores are NaN nothing is found: -1 was taken for the last class, which is right here.
+    predictions = np.where(labels == 2, NO_ANSWER, labels)
+    assert metric("entity_f1", predictions, labels) == pytest.approx(2 / 3)
