@@ -29,7 +29,7 @@ LOWER_PHRASES = re.compile(
 HIGHER = re.compile(
     r"(?:^|_)(?:accuracy|acc|f1|f2|fbeta|precision|recall|sensitivity|specificity|tpr|tnr|ppv|npv|auc|auroc|auprc|score"
     r"|iou|dice|jaccard|kappa|mcc|matthews|corr|corrcoef|correlation|pearsonr?|spearmanr?|kendalltau|r2|ndcg|map|mrr"
-    r"|bleu|sacrebleu|rouge[12l]?|meteor|chrf|match|em|likelihood|true_(?:positive|negative)_rate"
+    r"|bleu|sacrebleu|rouge[12l]?|meteor|chrf|match|em|agreement|likelihood|true_(?:positive|negative)_rate"
     r"|(?:positive|negative)_predictive_value)(?:_(?:macro|micro|weighted|binary|samples|at|k|\d+))*$",
     re.IGNORECASE,
 )
