@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2065\u206a-\u206f\ufeff]"
@@ -61,3 +62,16 @@ def _columns(character: str) -> int:
     if unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
+
+
+def as_read(value: Any, numbers_too: bool = False) -> str:
+    """What a value looks like to a reader: without capitals, invisible characters and the number of spaces.
+
+    With `numbers_too` the text 007 is read as the number 7 is, which another file may have made of it.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = unicodedata.normalize("NFKC", str(value)).casefold()
+    text = "".join(character for character in text if unicodedata.category(character) != "Cf")
+    text = " ".join(text.split())
+    return str(int(text)) if numbers_too and re.fullmatch(r"0+\d+", text) else text

@@ -91,18 +91,25 @@ def _distinct(records: Sequence[RunRecord]) -> list[str]:
     return names
 
 
-def _final(record: RunRecord) -> tuple[str, GroupReport] | None:
-    """The report that counts: that of the test set, else of the first set."""
-    if not record.reports:
-        return None
-    name = "test" if "test" in record.reports else next(iter(record.reports))
-    return name, record.reports[name]
+def _finals(records: Sequence[RunRecord]) -> list[tuple[str, GroupReport] | None]:
+    """The report of each run that is set beside the others: of the test set, else of the first set that all have.
+
+    Where they have none in common, the test set or the first one of each: sets of other names do not compare.
+    """
+    shared = [name for name in records[0].reports if all(name in record.reports for record in records)]
+
+    def wanted(names: Sequence[str]) -> str | None:
+        return "test" if "test" in names else next(iter(names), None)
+
+    names = [wanted(shared or list(record.reports)) for record in records]
+    return [
+        None if name is None else (name, record.reports[name]) for name, record in zip(names, records, strict=True)
+    ]
 
 
 def _side_by_side(records: Sequence[RunRecord], names: Sequence[str]) -> Html:
     rows = []
-    for record, name in zip(records, names, strict=True):
-        final = _final(record)
+    for record, name, final in zip(records, names, _finals(records), strict=True):
         cells = [name, record.objective_name, *([""] * 6)]
         if final is not None:
             where, report = final
@@ -120,11 +127,11 @@ def _side_by_side(records: Sequence[RunRecord], names: Sequence[str]) -> Html:
 
 
 def _groups_by_run(records: Sequence[RunRecord], names: Sequence[str]) -> list[Html]:
-    """Each group under each run, where the runs report the same metric."""
-    finals = [_final(record) for record in records]
-    reports = [final[1] for final in finals if final is not None]
-    metrics = {report.metric for report in reports}
-    if len(reports) < len(records) or len(metrics) > 1 or None in metrics:
+    """Each group under each run, where the runs report the same metric of the same set."""
+    finals = [final for final in _finals(records) if final is not None]
+    reports = [report for _, report in finals]
+    metrics, sets = {report.metric for report in reports}, {name for name, _ in finals}
+    if len(reports) < len(records) or len(metrics) > 1 or None in metrics or len(sets) > 1:
         return []
     metric = str(metrics.pop())
     groups = list(dict.fromkeys(row.name for report in reports for row in report.rows))
@@ -139,7 +146,8 @@ def _groups_by_run(records: Sequence[RunRecord], names: Sequence[str]) -> list[H
             ]
         )
     more = f", the first {SHOWN_GROUPS} of {len(groups)}" if len(groups) > SHOWN_GROUPS else ""
-    return [tag("h3", f"{metric} of each group under each run (95 % interval){more}"), _table(["group", *names], rows)]
+    title = f"{metric} of each group under each run, {sets.pop()} (95 % interval){more}"
+    return [tag("h3", title), _table(["group", *names], rows)]
 
 
 def _run(record: RunRecord, name: str) -> Html:

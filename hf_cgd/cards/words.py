@@ -11,11 +11,14 @@ NAMED = 5
 
 
 def headline(report: GroupReport) -> str:
-    """The worst group and the distance to the best one; "" where no group was evaluated."""
+    """The worst group and the distance to the best one, or why it is not known; "" where no group was evaluated."""
+    if report.metric is not None and report.unknown_worst():
+        return report.unknown_worst_in_words()
     worst, metric, gap = report.worst, report.metric, report.gap()
     if worst is None or metric is None or gap is None:
         return ""
-    if len(report.rows) > 1 and gap == 0:
+    known = [row for row in report.rows if row.value(metric) is not None]
+    if len(known) > 1 and gap == 0:
         return f"All groups that were evaluated have the same {metric}, {worst.value(metric):.3f}."
     value, interval = worst.value(metric), worst.interval(metric)
     assert value is not None
@@ -23,11 +26,9 @@ def headline(report: GroupReport) -> str:
     about += [] if worst.count is None else [f"{worst.count:,} examples"]
     others = len(report.all_worst) - 1
     also = f" (and {others} more with the same value)" if others else ""
-    known = f" ({', '.join(about)})" if about else ""
-    return (
-        f"The worst group is {quoted_name(worst.name)}{also}: {metric} {value:.3f}{known}. "
-        f"Between the best and the worst group lie {gap:.3f}."
-    )
+    beside = f" ({', '.join(about)})" if about else ""
+    apart = f" Between the best and the worst group lie {gap:.3f}." if len(known) > 1 else ""
+    return f"The worst group is {quoted_name(worst.name)}{also}: {metric} {value:.3f}{beside}.{apart}"
 
 
 def limits(record: RunRecord) -> list[str]:
@@ -37,15 +38,26 @@ def limits(record: RunRecord) -> list[str]:
         found += [f"{name}: {sentence}" for sentence in _of_report(report)]
     if not record.reports:
         found.append("No group of this model has been evaluated yet.")
-    if record.training.get("load_best_model_at_end") and "validation" in record.reports:
+    chosen_on = _chosen_on(record)
+    if chosen_on is not None:
         found.append(
-            "The model was chosen among several by its numbers on the validation set, so those flatter it. A test set "
+            f"The model was chosen among several by its numbers on the {chosen_on} set, so those flatter it. A set "
             "that had no part in the choice is the better judge."
         )
     found.append(
         "Only the groups that are listed were looked at. Others, and groups within these groups, may fare worse."
     )
     return found
+
+
+def _chosen_on(record: RunRecord) -> str | None:
+    """The evaluation set that the model was chosen on, None where it was not or the set is not reported."""
+    if not record.training.get("load_best_model_at_end"):
+        return None
+    wanted = str(record.training.get("metric_for_best_model") or "").removeprefix("eval_")
+    # Of several sets the metric names one: "eval_hospital_worst_group_accuracy". The longest name is meant.
+    named = [name for name in record.reports if name not in ("validation", "") and wanted.startswith(f"{name}_")]
+    return max(named, key=len, default="validation" if "validation" in record.reports else None)
 
 
 def _of_report(report: GroupReport) -> list[str]:

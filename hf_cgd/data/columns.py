@@ -86,10 +86,13 @@ class Column:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is None, NaN, or text without a visible character."""
+    """Whether a value is None, NaN, NaT, pandas' NA, or text without a visible character."""
     return (
         value is None
+        or value is pd.NA
+        or value is pd.NaT
         or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+        or (isinstance(value, (np.datetime64, np.timedelta64)) and bool(np.isnat(value)))
         or (isinstance(value, str) and not value.strip())
     )
 

@@ -1,6 +1,7 @@
 """Who is in which group: names, counts, and the way from a dataset's values to group ids."""
 
-from collections import Counter
+import warnings
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from hf_cgd.data.columns import Column
 from hf_cgd.data.values import crossed, group_name, named_values, value_name
 from hf_cgd.html import Html, interval_bar, tag
+from hf_cgd.monitors import GroupRobustWarning
+from hf_cgd.visible_text import as_read
 
 UNKNOWN_GROUP = -1
 """Group id of an evaluation example whose group is not known."""
@@ -95,6 +98,8 @@ class GroupInfo:
         named = {name: named_values(name, column, column.class_names) for name, column in columns.items()}
         keys, places = crossed([codes for _, codes in named.values()])
         texts = [names for names, _ in named.values()]
+        for name, (found, _) in named.items():
+            _warn_of_look_alikes(name, found)
         return cls(
             names=tuple(
                 group_name(tuple(columns), [names[code] for names, code in zip(texts, key, strict=True)])
@@ -171,6 +176,8 @@ class GroupInfo:
     def extended(self, names: Iterable[str]) -> "GroupInfo":
         """These groups followed by the `names` that are new, without counts."""
         new = tuple(name for name in dict.fromkeys(names) if name not in set(self.names))
+        if new:
+            _warn_of_look_alikes(" x ".join(self.columns), (*self.names, *new))
         return GroupInfo(self.names + new, None, self.columns, self.class_names)
 
     def counts_tensor(self) -> torch.Tensor:
@@ -208,3 +215,18 @@ class GroupInfo:
     def from_dict(cls, data: Mapping[str, Any]) -> "GroupInfo":
         """Inverse of `to_dict`."""
         return cls(**data)
+
+
+def _warn_of_look_alikes(where: str, names: Sequence[str]) -> None:
+    """Warn of names that a reader takes for one, of which each has a row of its own."""
+    alike = defaultdict(list)
+    for name in names:
+        alike[as_read(name)].append(name)
+    told = [" and ".join(map(repr, found)) for found in alike.values() if len(found) > 1]
+    if told:
+        warnings.warn(
+            f"Group column {where!r}: {'; '.join(told[:5])}{'; …' if len(told) > 5 else ''} look alike, but are "
+            "different groups with counts, weights and metrics of their own. Write them alike if they are one.",
+            GroupRobustWarning,
+            stacklevel=3,
+        )

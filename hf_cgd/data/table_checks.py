@@ -1,7 +1,5 @@
 """What is wrong with a table of examples: all of it at once, with the places in the files it was read from."""
 
-import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +8,7 @@ from typing import Any
 
 from hf_cgd.data.columns import is_missing
 from hf_cgd.data.table_places import Where, listed
+from hf_cgd.visible_text import as_read
 
 LISTED_GROUPS = 10
 FEW = 10
@@ -173,7 +172,7 @@ def _nearly_equal(table: Table, column: str, role: str) -> list[Problem]:
             if not is_missing(value):
                 name = table.name(column, value)
                 places[name] += [(split, row) for row in rows]
-                keys[name] = _as_read(value if name == repr(value) else name[1:-1], bool(kinds & {int, float}))
+                keys[name] = as_read(value if name == repr(value) else name[1:-1], bool(kinds & {int, float}))
     alike = defaultdict(list)
     for name in sorted(places, key=lambda name: -len(places[name])):
         alike[keys[name]].append(name)
@@ -189,17 +188,6 @@ def _nearly_equal(table: Table, column: str, role: str) -> list[Problem]:
                 )
             )
     return problems
-
-
-def _as_read(value: Any, numbers_too: bool) -> str:
-    """What a value looks like to a reader: without capitals, invisible characters and the number of spaces."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = unicodedata.normalize("NFKC", str(value)).casefold()
-    text = "".join(character for character in text if unicodedata.category(character) != "Cf")
-    text = " ".join(text.split())
-    # 007 in one file and 7 in another, where it was read as a number.
-    return str(int(text)) if numbers_too and re.fullmatch(r"0+\d+", text) else text
 
 
 def _difference(names: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """Which values of a column may name a group, and the name each of them gives."""
 
 import numbers
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 
 from hf_cgd.data.columns import Column, is_missing, listed_rows
+from hf_cgd.monitors import GroupRobustWarning
 
 
 def group_name(columns: Sequence[str], parts: Sequence[str]) -> str:
@@ -40,7 +42,14 @@ def named_values(name: str, column: Column, class_names: Sequence[str] | None) -
             raise
     first_value: dict[str, Any] = {}
     for text, value in zip(names, different, strict=True):
-        first_value.setdefault(text, value)
+        known = first_value.setdefault(text, value)
+        if not class_names and isinstance(known, str) != isinstance(value, str):
+            warnings.warn(
+                f"Group column {name!r} holds {known!r} and {value!r}, which are taken for one group {text!r}. Bring "
+                "them to one type if they are two.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
     if class_names:
         order = [text for text in class_names if text in first_value]
     else:

@@ -14,6 +14,10 @@ LAST_EVALUATIONS = 3
 """How many evaluations at the end of a run are averaged, to set beside the best one."""
 
 
+UNDEFINED_BESIDE = {"pearson": "mse", "worst_group_pearson": "mse", "worst_group_perplexity": "token_accuracy"}
+"""Metrics that a model may leave undefined, and what tells that its run reports of that kind all the same."""
+
+
 @dataclass(frozen=True)
 class RunResult:
     """What a finished run says of itself.
@@ -129,12 +133,14 @@ def _collapsed(grid: Grid, condition: Setting, objective: str, point: Setting, k
 
 
 def validation_score(result: RunResult, metric: str) -> float:
-    """The metric on validation.
+    """The metric on validation; NaN where it is one that this split has not defined for the model.
 
     Raises:
         ValueError: the run has no validation split, or not this metric.
     """
     found = result.metrics.get("validation", {})
+    if metric not in found and UNDEFINED_BESIDE.get(metric) in found:
+        return math.nan
     if metric not in found:
         raise ValueError(
             f"{result.run.name}: expected {metric!r} of a validation split, got {sorted(found) or 'no such split'}. "

@@ -35,7 +35,8 @@ def entity_f1(class_names: Sequence[str], **options: Any) -> GroupMetric:
 
     def compute(predictions: np.ndarray, labels: np.ndarray) -> float:
         found = [
-            ([names[place] for place in given[kept]], [names[place] for place in true[kept]])
+            # No answer (scores that are NaN) has a number below 0, which would be the name of the last class.
+            ([names[place] if place >= 0 else "O" for place in given[kept]], [names[place] for place in true[kept]])
             for given, true in zip(predictions, labels, strict=True)
             if (kept := true != IGNORED).any()
         ]

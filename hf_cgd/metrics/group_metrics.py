@@ -123,10 +123,12 @@ def named_metrics(
 
     Returns:
         plain floats by the names above. A group without examples is left out, and so is a number that is not defined
-        (a correlation of constants) or not finite, each kind with one warning.
+        (a correlation of constants) or not finite, each kind with one warning. `worst_group_pearson` is not defined
+        where the predictions of a group with different labels are all the same: the other groups would flatter the
+        model.
 
     Raises:
-        ValueError: arrays of different lengths.
+        ValueError: arrays of different lengths or shapes.
     """
     predictions, labels = np.asarray(predictions), np.asarray(labels)
     group_ids = np.asarray(group_ids)
@@ -135,6 +137,12 @@ def named_metrics(
         raise ValueError(
             f"predictions, labels, group_ids and losses must have one entry per example, got lengths "
             f"{len(predictions)}, {len(labels)}, {len(group_ids)}, {'-' if losses is None else len(losses)}."
+        )
+    if predictions.shape != labels.shape:
+        # numpy would compare each prediction with every label.
+        raise ValueError(
+            f"predictions and labels must have one shape, got {predictions.shape} and {labels.shape}. Reshape one of "
+            "them; of logits take the argmax."
         )
     if problem_type == CLASSIFICATION and labels.ndim == 1 and bool((labels == IGNORED).any()):
         labelled = labels != IGNORED
@@ -210,7 +218,12 @@ def _regression_metrics(
     }
     correlations = {name: _pearson(predictions[rows], labels[rows]) for name, rows in present.items()}
     defined = [value for value in correlations.values() if np.isfinite(value)]
-    if not np.isfinite(predictions).all():
+    # Labels that are all the same are no fault of the model's.
+    open_groups = [
+        name for name, rows in present.items()
+        if not np.isfinite(correlations[name]) and len(rows) > 1 and (np.ptp(labels[rows], axis=0) > 0).all()
+    ]  # fmt: skip
+    if defined and (open_groups or not np.isfinite(predictions).all()):
         metrics["worst_group_pearson"] = float("nan")
     elif defined:
         metrics["worst_group_pearson"] = min(defined)
@@ -218,11 +231,14 @@ def _regression_metrics(
 
 
 def _pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Correlation over all outputs; NaN where it is not defined."""
-    x, y = predictions.ravel().astype(np.float64), labels.ravel().astype(np.float64)
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
+    """Correlation, of several outputs the mean of theirs; NaN where one of them is not defined.
+
+    Over all outputs at once it would be near 1 for a model that has learned nothing but their different scales.
+    """
+    given, right = (values.reshape(len(values), -1).astype(np.float64) for values in (predictions, labels))
+    if len(given) < 2 or (np.ptp(given, axis=0) == 0).any() or (np.ptp(right, axis=0) == 0).any():
         return float("nan")
-    return float(pearsonr(x, y).statistic)
+    return float(np.mean([pearsonr(x, y).statistic for x, y in zip(given.T, right.T, strict=True)]))
 
 
 def _warn(message: str) -> None:

@@ -2,14 +2,16 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from hf_cgd.data.columns import Column, is_missing, listed_rows
 from hf_cgd.data.groups import GroupInfo
-from hf_cgd.metrics.custom_metrics import GroupMetric, declared_directions
-from hf_cgd.metrics.intervals import bootstrap_interval, wilson_interval
+from hf_cgd.data.training_groups import IGNORED
+from hf_cgd.metrics.custom_metrics import GroupMetric, declared_directions, is_finite, warn_of_unknown_directions
+from hf_cgd.metrics.intervals import bootstrap_interval, class_strata, wilson_interval
 from hf_cgd.metrics.report import GroupReport, GroupRow
 from hf_cgd.monitors import GroupRobustWarning
 
@@ -32,8 +34,8 @@ def group_metrics(
         report.worst, report.gap("f1"), report.ratio("f1"), report.to_dataframe()
 
     Args:
-        y_true: [N] true classes (integers, strings, bools) or values.
-        y_pred: [N] predicted ones; for metrics that take scores, those, [N] or [N, C].
+        y_true: [N] true classes (integers, strings, bools) or values; a table [N, 1] counts as [N].
+        y_pred: [N] predicted ones, in the order of `y_true`; for metrics that take scores, those, [N] or [N, C].
         groups: the group of each example, [N] integers >= 0, strings or bools; or several such columns (a DataFrame or
             a mapping), which are crossed.
         metrics: by name, each a function of (y_true, y_pred), a `GroupMetric` that says which direction is better, or
@@ -45,14 +47,17 @@ def group_metrics(
     Returns:
         a report, groups in sorted order. Intervals are 95 %: Wilson's for the accuracy; of other metrics percentiles
         of a bootstrap that draws within each group and, where the labels are classes, within each class of it, so that
-        a group keeps its size and classes. Where all draws agree there is no interval: the group is too small to tell.
+        a group keeps its size and classes (see `class_strata`). Where all draws agree, or a class or the group has too
+        few examples to draw from (`hf_cgd.metrics.intervals.FEWEST`), there is no interval: too small to tell.
         `overall` has each metric over all examples, `worst_group_<name>`, and the means of the groups' accuracies.
 
     Raises:
-        ValueError: lengths that differ, missing groups or labels, scores where classes are needed, classes that cannot
-            be compared or are not among `classes`, a metric that fails on all examples.
+        ValueError: lengths that differ, missing groups or labels, pandas objects in different orders, scores where
+            classes are needed, classes that cannot be compared or are not among `classes`, a metric that fails on all
+            examples.
     """
-    truth, given = _array("y_true", y_true), _array("y_pred", y_pred)
+    _require_one_order({"y_true": y_true, "y_pred": y_pred, "groups": groups})
+    truth, given = _of_one_shape(as_array("y_true", y_true), as_array("y_pred", y_pred))
     columns = _columns(groups)
     lengths = {"y_true": len(truth), "y_pred": len(given)} | {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -60,11 +65,13 @@ def group_metrics(
     info = GroupInfo.from_columns(columns)
     ids = info.encode_columns(columns)
     wanted = {
-        name: one if isinstance(one, GroupMetric) else GroupMetric(one)
+        name: (one if isinstance(one, GroupMetric) else GroupMetric(one)).named(name)
         for name, one in ({ACCURACY: _share_of_right} if metrics is None else metrics).items()
     }
+    warn_of_unknown_directions(wanted)
     if classes is not None or any(_is_accuracy(name, one) for name, one in wanted.items()):
         require_classes(truth, given, classes)
+        _require_labels(truth)
         _warn_of_other_names(truth, given)
 
     rows_of = [np.flatnonzero(ids == group) for group in range(len(info))]
@@ -81,9 +88,10 @@ def group_metrics(
             None if value is None else _interval(name, metric, truth[rows], given[rows], resamples, seed)
             for rows, value in zip(rows_of, found[name], strict=True)
         ]
+        worst = metric.worst_of(name, values, is_finite(given))
+        if worst is not None:
+            overall[f"worst_group_{name}"] = worst
         defined = [value for value in found[name] if value is not None]
-        if defined:
-            overall[f"worst_group_{name}"] = max(defined) if metric.lower_is_better(name) else min(defined)
         if defined and name == ACCURACY:
             overall["mean_group_accuracy"] = float(np.mean(defined))
     if undefined:
@@ -103,31 +111,70 @@ def group_metrics(
     )
 
 
-def _array(name: str, values: Any) -> np.ndarray:
+def _require_one_order(given: Mapping[str, Any]) -> None:
+    """Raise a ValueError where two pandas objects hold the same rows in different orders: rows go by their place."""
+    indices = {
+        name: values.index for name, values in given.items() if hasattr(values, "index") and hasattr(values, "iloc")
+    }
+    for first, second in combinations(indices, 2):
+        one, other = indices[first], indices[second]
+        if len(one) == len(other) and one.is_unique and not one.equals(other) and one.isin(other).all():
+            raise ValueError(
+                f"{first} and {second} hold the same rows in different orders (index {one[:3].tolist()}, … and "
+                f"{other[:3].tolist()}, …). Rows are compared by their place: use {second}.loc[{first}.index], or "
+                "pass .to_numpy() where the places are right."
+            )
+
+
+def _of_one_shape(truth: np.ndarray, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both as [N] where one is [N] and the other [N, 1], of which numpy would compare each with every other."""
+    if {truth.ndim, given.ndim} == {1, 2}:
+        truth, given = (
+            values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values for values in (truth, given)
+        )
+    elif truth.shape == given.shape and truth.ndim == 2 and truth.shape[1] == 1:
+        truth, given = truth[:, 0], given[:, 0]
+    return truth, given
+
+
+def as_array(name: str, values: Any) -> np.ndarray:
+    """An array of classes or values; raises a ValueError where some are missing, or text stands beside numbers."""
+    if str(getattr(values, "dtype", "")) == "torch.bfloat16":
+        values = values.float()
     array = np.asarray(values)
-    if array.dtype.kind in "OfU":
+    if len(array) == 0:
+        raise ValueError(f"{name} is empty. Check the split or the filter that made it.")
+    if array.dtype.kind in "OfUMm":
         missing = [row for row, value in enumerate(array.reshape(len(array), -1)) if any(map(is_missing, value))]
         if missing:
             raise ValueError(
                 f"{name} is missing (None, NaN or blank) in {listed_rows(missing, len(array))}. Leave them out."
             )
-    if array.dtype == object and len({isinstance(value, str) for value in array.ravel()}) == 1:
+    if array.dtype == object:
+        kinds = {isinstance(value, str) for value in array.ravel()}
+        if len(kinds) > 1:
+            raise ValueError(f"{name} holds texts and numbers, {array.ravel()[:3].tolist()}, …: expected one kind.")
         array = np.asarray(array.tolist())
     return array
 
 
 def _columns(groups: Any) -> dict[str, Column]:
+    if hasattr(groups, "column_names") and hasattr(groups, "to_pydict"):
+        # An arrow table, whose `columns` are the values.
+        groups = groups.to_pydict()
     if isinstance(groups, Mapping) or hasattr(groups, "columns"):
         names = list(groups if isinstance(groups, Mapping) else groups.columns)
-        return {str(name): Column(_plain(groups[name])) for name in names}
+        return {str(name): Column(plain_values(groups[name])) for name in names}
     name = getattr(groups, "name", None)
-    return {name if isinstance(name, str) else "group": Column(_plain(groups))}
+    return {name if isinstance(name, str) else "group": Column(plain_values(groups))}
 
 
-def _plain(values: Any) -> list[Any]:
+def plain_values(values: Any) -> list[Any]:
     """Values of a column, missing ones as None."""
     if hasattr(values, "isna"):
         return [None if missing else value for value, missing in zip(values.tolist(), values.isna(), strict=True)]
+    if hasattr(values, "to_pylist"):
+        return list(values.to_pylist())
     return list(values.tolist() if isinstance(values, np.ndarray) else values)
 
 
@@ -143,10 +190,15 @@ def _is_accuracy(name: str, metric: GroupMetric) -> bool:
 
 def require_classes(truth: np.ndarray, given: np.ndarray, classes: Sequence[Any] | None = None) -> None:
     """Raise a ValueError unless both hold classes that can be compared (see `group_metrics`)."""
-    if given.ndim == truth.ndim + 1:
+    if given.ndim == truth.ndim + 1 and given.dtype.kind not in "US":
         raise ValueError(
             f"y_pred has the shape {given.shape}, y_true {truth.shape}: expected a class for each example, got what "
             "looks like logits or probabilities. Pass y_pred.argmax(axis=1)."
+        )
+    if given.shape != truth.shape:
+        raise ValueError(
+            f"y_true has the shape {truth.shape}, y_pred {given.shape}: expected the same number of classes for each "
+            "example in both."
         )
     for name, values in (("y_true", truth), ("y_pred", given)):
         if values.dtype.kind == "f" and not np.equal(values, np.round(values)).all():
@@ -164,6 +216,15 @@ def require_classes(truth: np.ndarray, given: np.ndarray, classes: Sequence[Any]
             unknown = sorted(set(np.unique(values).tolist()) - set(classes), key=str)
             if unknown:
                 raise ValueError(f"{name} holds {unknown[:5]}, which are not among the classes {list(classes)[:20]}.")
+
+
+def _require_labels(truth: np.ndarray) -> None:
+    unlabelled = np.flatnonzero(truth == IGNORED).tolist() if truth.ndim == 1 and truth.dtype.kind in "if" else []
+    if unlabelled:
+        raise ValueError(
+            f"y_true is {IGNORED} in {listed_rows(unlabelled, len(truth))}, which stands for no label: every answer "
+            "to such a row would count as wrong. Leave them out."
+        )
 
 
 def _warn_of_other_names(truth: np.ndarray, given: np.ndarray) -> None:
@@ -189,8 +250,7 @@ def _interval(
     if _is_accuracy(name, metric):
         correct = truth == given
         return wilson_interval(int(correct.reshape(len(correct), -1).all(axis=1).sum()), len(correct))
-    are_classes = truth.ndim == 1 and truth.dtype.kind != "f"
-    strata = np.unique(truth, return_inverse=True)[1] if are_classes else np.zeros(len(truth), dtype=int)
+    strata = class_strata(truth) if _are_classes(truth, given) else np.zeros(len(truth), dtype=int)
 
     def value(rows: np.ndarray) -> float:
         return metric(name, given[rows], truth[rows], truth_first=True)
@@ -199,3 +259,11 @@ def _interval(
         # What a metric has to say of these examples it has said; some draws of them would have it said again.
         warnings.simplefilter("ignore")
         return bootstrap_interval(value, strata, resamples, seed)
+
+
+def _are_classes(truth: np.ndarray, given: np.ndarray) -> bool:
+    """Whether the truth holds classes. Whole numbers that decimal ones are predicted for are values, but 0 and 1."""
+    if truth.ndim != 1 or truth.dtype.kind == "f":
+        return False
+    values = given.ndim == 1 and given.dtype.kind == "f" and truth.dtype.kind in "iu"
+    return not values or len(np.unique(truth)) <= 2

@@ -10,7 +10,7 @@ from hf_cgd.html import Html
 from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.metrics.group_metrics import ONE_CLASS
 from hf_cgd.metrics.tables import decimals, html, markdown, plain
-from hf_cgd.visible_text import visible_name
+from hf_cgd.visible_text import quoted_name, visible_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -173,7 +173,7 @@ class GroupReport:
             metric: "accuracy", "pearson", "loss" or one of the user's own; None for `metric`.
 
         Returns:
-            None where no group has the metric.
+            None where no group has the metric, or it is not known of all that count (`unknown_worst`).
         """
         values = self._values(metric or self.metric)
         return max(values) - min(values) if values else None
@@ -187,9 +187,25 @@ class GroupReport:
         values = self._values(metric or self.metric)
         return min(values) / max(values) if values and min(values) >= 0 and max(values) > 0 else None
 
+    def unknown_worst(self, metric: str | None = None) -> tuple[GroupRow, ...]:
+        """The evaluated groups without a finite value of the metric, where this leaves open which is the worst.
+
+        So it is where the model gave no finite answer, or the same one to all rows of a group: then `overall` has no
+        "worst_group_<metric>", and the groups that are left would flatter the model.
+
+        Args:
+            metric: see `gap`.
+        """
+        metric = metric or self.metric
+        if metric is None or f"worst_group_{metric}" in self.overall:
+            return ()
+        return tuple(row for row in self.rows if row.count and not _is_known(row.value(metric)))
+
     def _values(self, metric: str | None) -> list[float]:
+        if self.unknown_worst(metric):
+            return []
         found = (None if metric is None else row.value(metric) for row in self.rows)
-        return [value for value in found if value is not None and isfinite(value)]
+        return [value for value in found if value is not None and _is_known(value)]
 
     def _is_lower_better(self, metric: str) -> bool:
         return metric not in self.higher_is_better and (
@@ -280,7 +296,13 @@ class GroupReport:
 
     def _notes(self) -> list[str]:
         collapsed = "All examples are given the same class: the model has collapsed, or not begun to learn."
-        return [collapsed] if self.one_class else []
+        notes = [collapsed] if self.one_class else []
+        return [*notes, self.unknown_worst_in_words()] if self.unknown_worst() else notes
+
+    def unknown_worst_in_words(self) -> str:
+        """The sentence for groups that `unknown_worst` names."""
+        names = ", ".join(quoted_name(row.name) for row in self.unknown_worst())
+        return f"The worst group is not known: no finite {self.metric} of {names}."
 
     def _bars(self) -> list[tuple[float, tuple[float, float] | None] | None]:
         """Value and interval of each group, where these lie between 0 and 1."""
@@ -312,6 +334,10 @@ def _is_bound(kind: str, kinds: Sequence[str]) -> bool:
     """Whether a kind of group metric is a bound of the interval of another one, which has both."""
     metric = kind.removesuffix("_low").removesuffix("_high")
     return kind != metric and {metric, f"{metric}_low", f"{metric}_high"} <= set(kinds)
+
+
+def _is_known(value: float | None) -> bool:
+    return value is not None and isfinite(value)
 
 
 def _span(interval: tuple[float, float]) -> str:

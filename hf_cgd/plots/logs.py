@@ -1,5 +1,6 @@
 """Group weights and accuracies over training, read from the log of a run."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ class AccuracyCurves(NamedTuple):
     Args:
         steps: [T].
         groups: [T] for each group by name, NaN where an evaluation lacks the group.
-        worst: [T], that of the worst group, as logged: the lowest, of perplexities the highest.
+        worst: [T], that of the worst group, as logged: the lowest, of perplexities the highest; NaN where it was not
+            defined.
         metric: "accuracy"; "pearson" of a regression, "perplexity" of a language model, "span_f1" of found answers.
     """
 
@@ -65,12 +67,15 @@ def accuracy_curves(log_history: LogHistory, prefix: str = "eval") -> AccuracyCu
         key, worst_key = f"{prefix}_group_{metric}/", f"{prefix}_worst_group_{metric}"
         rows: dict[float, dict[str, float]] = {}
         worst: dict[float, float] = {}
+        # A log that has it elsewhere lacks it where it was not defined: the groups that are left would flatter.
+        is_logged = any(worst_key in entry for entry in log_history)
         for entry in log_history:
             row = {k.removeprefix(key): v for k, v in entry.items() if k.startswith(key)}
             if row and entry["step"] not in rows:
                 rows[entry["step"]] = row
                 worst_of = max if lower_is_better_by_name(metric) else min
-                worst[entry["step"]] = entry.get(worst_key, worst_of(row.values()))
+                unlogged = math.nan if is_logged else worst_of(row.values())
+                worst[entry["step"]] = entry.get(worst_key, unlogged)
         if rows:
             steps, groups = _columns(list(rows.items()))
             return AccuracyCurves(steps, groups, np.array(list(worst.values()), dtype=float), metric)

@@ -111,10 +111,11 @@ class EvaluatingTrainer(Trainer):
         self._warn_of_unlabelled(output, description, metric_key_prefix)
         keeps_loss = self._forward.trains_own_loss or self._has_own_loss
         wanted = self.args.metric_for_best_model
-        by_tokens = self._forward.by_tokens
+        by_tokens, own_metrics = self._forward.by_tokens, names_of(self._own_metrics, [""])
         self.group_evaluation.finish(
-            output, collected.arrays(), metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens
-        )
+            output, collected.arrays(), metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens,
+            own_metrics,
+        )  # fmt: skip
         return output
 
     def _warn_of_unlabelled(self, output: EvalLoopOutput, description: str, prefix: str) -> None:

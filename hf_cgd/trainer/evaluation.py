@@ -131,6 +131,7 @@ class GroupEvaluation:
         keeps_loss: bool = False,
         wanted: str | None = None,
         by_tokens: bool = False,
+        own_metrics: Sequence[str] = (),
     ) -> None:
         """Put the mean loss over the examples into the metrics of an evaluation loop, whose own is one over batches.
 
@@ -145,6 +146,7 @@ class GroupEvaluation:
             wanted: `metric_for_best_model`. Where it is one of ours and was not defined, it is NaN, so that a run
                 which compares by it goes on.
             by_tokens: whether the mean loss is one over all tokens, for models of these.
+            own_metrics: names of the user's group metrics, which a set may not define either; up to the group's name.
         """
         self._steps[prefix] = step
         broken, self._is_broken = self._is_broken, False
@@ -162,7 +164,7 @@ class GroupEvaluation:
         name = None if wanted is None else f"eval_{wanted.removeprefix('eval_')}"
         if name is not None and name.startswith(f"{prefix}_") and name not in output.metrics:
             kind = own_name(name.removeprefix(f"{prefix}_"))
-            if kind in MAY_BE_UNDEFINED:
+            if kind in MAY_BE_UNDEFINED or kind in own_metrics:
                 output.metrics[name] = float("nan")
 
     def may_be_best(self, metrics: Mapping[str, Any], wanted: str) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
 
+from hf_cgd.data.training_groups import is_stream
 from hf_cgd.data.weight_sampling import DrawnGroups, steps_ahead
 from hf_cgd.gradients import needs_static_shapes
 from hf_cgd.models.heads import ExampleHead, head_of
@@ -106,6 +107,8 @@ class GroupDataTrainer(Trainer):
     def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> DataLoader:
         """Behind `get_train_dataloader`, `get_eval_dataloader` and `get_test_dataloader`."""
         is_training = bool(kwargs.get("is_training"))
+        if not is_training:
+            self._require_rows_once(dataset)
         with self._keeping_ids(dataset, is_training):
             rows = self._setup.rows_with_groups(dataset, is_training)
             if rows is dataset and not is_training and self.args.train_sampling_strategy != "group_by_length":
@@ -116,6 +119,19 @@ class GroupDataTrainer(Trainer):
                 return super()._get_dataloader(rows, *args, **kwargs)
             finally:
                 self._columns_are_removed = False
+
+    def _require_rows_once(self, dataset: Any) -> None:
+        """Raise a ValueError for a stream of which several processes would evaluate some rows more than once.
+
+        Each of them reads it by itself then, and its last batches are filled up by rows that nobody can tell from
+        the others, since nobody knows how many there are.
+        """
+        if is_stream(dataset) and self.accelerator.num_processes > 1 and self.accelerator.dispatch_batches is False:
+            raise ValueError(
+                "A stream is evaluated on several processes with dispatch_batches=False: its last batches are filled "
+                "up by rows that would be counted again, in every metric. Leave dispatch_batches unset in "
+                "accelerator_config, evaluate on one process, or pass a map-style dataset."
+            )
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         if self._columns_are_removed:

@@ -67,7 +67,8 @@ class PublishingTrainer(Trainer):
             finetuned_from, task, dataset_tags, dataset, dataset_args: see `create_model_card`.
         """
         loss, setup, own = self.robust_loss, self._setup, source_of_loss(self)
-        reports = {_set_name(prefix): self._report_of(prefix) for prefix in self.group_evaluation.prefixes}
+        prefixes = self.group_evaluation.prefixes
+        reports = {name: self._report_of(prefix) for prefix, name in zip(prefixes, _set_names(prefixes), strict=True)}
         alpha, names = self._weights(), () if setup.groups is None else setup.groups.names
         weights = {} if alpha is None else dict(zip(names, alpha.tolist(), strict=True))
         cosines = None if loss is None or loss.interactions is None else loss.interactions.cosines
@@ -205,6 +206,12 @@ class PublishingTrainer(Trainer):
 def _set_name(prefix: str) -> str:
     """What readers call an evaluation set: "eval" is the validation set, "eval_<name>" what the user called it."""
     return "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+
+
+def _set_names(prefixes: Sequence[str]) -> list[str]:
+    """The same of several; prefixes themselves where two would have one name: "eval_test" beside "test"."""
+    names = [_set_name(prefix) for prefix in prefixes]
+    return [name if names.count(name) == 1 else prefix for name, prefix in zip(names, prefixes, strict=True)]
 
 
 def _listed(value: str | Sequence[str] | None) -> list[Any]:

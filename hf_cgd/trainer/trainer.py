@@ -108,6 +108,8 @@ class GroupRobustTrainer(
         """What is minimised. (`objective` is the Trainer's own name for the number that a search compares.)"""
         self._engine_choice.require_supported(self.group_objective, self._network, self.accelerator)
         self._read_groups(anew=True)
+        for dataset in self._evaluation_sets().values():
+            self._require_rows_once(dataset)
         # Refuses what does not fit before anything is trained. A run builds its own when it begins.
         self.robust_loss = self._build_loss()
         """Forms the loss and owns the group weights; None without a group column."""

@@ -335,6 +335,37 @@ def test_a_comma_in_a_name_does_not_end_it() -> None:
     assert 'in the order of the outputs: "good, kind", "bad".' in model_card(record, card_data(record))
 
 
+def test_the_set_that_a_model_was_chosen_on_is_said_to_flatter() -> None:
+    report = GroupReport((GroupRow("a", count=500, accuracy=0.8),), {"accuracy": 0.8}, "cgd")
+    sets = {"a": report, "a_b": report, "test": report}
+
+    def told(reports: dict[str, GroupReport], wanted: str | None) -> str:
+        training = {"load_best_model_at_end": True, "metric_for_best_model": wanted}
+        return " ".join(limits(RunRecord("m", reports=reports, training=training)))
+
+    assert "by its numbers on the a_b set" in told(sets, "eval_a_b_worst_group_accuracy")
+    assert "by its numbers on the a set" in told(sets, "a_worst_group_accuracy")
+    assert "by its numbers on the validation set" in told({"validation": report, "test": report}, "accuracy")
+    assert "chosen among" not in told({"test": report}, "worst_group_accuracy")
+
+
+def test_groups_without_a_finite_value_leave_the_worst_open() -> None:
+    rows = (GroupRow("a", count=500, pearson=0.8), GroupRow("b", count=500), GroupRow("c"))
+    report = GroupReport(rows, {"pearson": 0.7}, "erm")
+    assert headline(report) == 'The worst group is not known: no finite pearson of "b".'
+    known = replace(report, overall={"pearson": 0.7, "worst_group_pearson": 0.8})
+    assert headline(known).startswith('The worst group is "a": pearson 0.800')
+
+
+def test_two_sets_of_one_name_are_told_apart(trained: GroupRobustTrainer) -> None:
+    data = trained.eval_dataset
+    for size, prefix in ((8, "eval_test"), (16, "test")):
+        trained.predict(data.select(range(size)), metric_key_prefix=prefix)
+    reports = trained.run_record().reports
+    assert [sum(row.count or 0 for row in reports[name].rows) for name in ("eval_test", "test")] == [8, 16]
+    trained.group_evaluation._forget(["eval_test", "test"])
+
+
 def test_of_perplexities_the_worst_is_the_highest() -> None:
     rows = [
         GroupRow(name, count=500, others={"perplexity": value}, intervals={"perplexity": (value - 1, value + 1)})

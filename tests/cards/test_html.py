@@ -115,6 +115,26 @@ def test_the_table_of_runs_says_how_many_groups_are_worst(tmp_path: Path) -> Non
     assert " test a and 1 more 0.500 " in text and " test a 0.500 " in text
 
 
+def test_runs_are_compared_on_a_set_that_all_have(tmp_path: Path) -> None:
+    def run(name: str, **accuracies: float) -> RunRecord:
+        reports = {
+            where: GroupReport((GroupRow("g", count=200, accuracy=value),), {"accuracy": value}, "erm")
+            for where, value in accuracies.items()
+        }
+        return RunRecord(name, {"name": "erm", "knobs": {}}, reports=reports)
+
+    def told(*runs: RunRecord) -> str:
+        return Page(html_report(runs, tmp_path / "page.html").read_text()).text
+
+    both, only = run("both", validation=0.91, test=0.72), run("only", validation=0.83)
+    text = told(both, only)
+    assert "accuracy of each group under each run, validation" in text
+    assert text.index("0.910") < text.index("0.830") < text.index("0.720"), "the test set has a table of its own only"
+    assert "each run, test" in told(both, run("also", test=0.5))
+    # Of sets with different names the groups do not compare.
+    assert "under each run" not in told(run("one", a=0.9), run("two", b=0.8))
+
+
 def test_lines_stand_where_their_numbers_are() -> None:
     chart = line_chart(np.array([0.0, 10.0]), {"a": np.array([0.0, 1.0]), "b": np.array([1.0, np.nan])}, "weights")
     (x0, y0), (x1, y1) = (tuple(map(float, pair.split(","))) for pair in re.findall(r'points="(\S+) (\S+)"', chart)[0])

@@ -11,6 +11,7 @@ from hypothesis import given
 
 from hf_cgd.data.columns import Column, read_columns
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.monitors import GroupRobustWarning
 
 
 def groups_of(**columns: list) -> GroupInfo:
@@ -25,6 +26,16 @@ def test_strings_sort() -> None:
 def test_integers_sort_as_numbers() -> None:
     groups = groups_of(group=[10, 2, 10, np.int32(2), torch.tensor(0)])
     assert (groups.names, groups.counts) == (("0", "2", "10"), (1, 2, 2))
+
+
+def test_names_that_look_alike_are_warned_of() -> None:
+    with pytest.warns(GroupRobustWarning, match=r"'a' and 'a ' look alike"):
+        assert groups_of(group=["a", "a ", "b"]).names == ("a", "a ", "b")
+    with pytest.warns(GroupRobustWarning, match="'Bern' and 'bern' look alike"):
+        assert groups_of(group=["Bern", "Oslo"]).extended(["bern"]).names == ("Bern", "Oslo", "bern")
+    with pytest.warns(GroupRobustWarning, match="holds 1 and '1', which are taken for one group '1'"):
+        assert groups_of(group=[1, "1", 2]).names == ("1", "2")
+    assert groups_of(group=[1, np.int64(1), True]).counts == (2, 1), "numbers and bools are no look-alikes"
 
 
 def test_bools() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hf_cgd.experiments import Grid, Run, choose
 from hf_cgd.experiments.records import option_words
+from hf_cgd.experiments.selection import RunResult
 
 
 def test_values_of_knobs_are_searched_for_the_objectives_that_have_them() -> None:
@@ -172,3 +173,12 @@ def test_a_run_without_the_metric_is_refused() -> None:
         ValueError, match="expected 'worst_group_pearson' of a validation split, got .'worst_group_acc"
     ):
         choose(grid, [result(grid.search_runs()[0], 0.5)])
+
+
+def test_a_point_whose_correlation_is_not_defined_takes_no_part() -> None:
+    """A regression that gives one number to all rows of a group has no worst correlation; its run has finished."""
+    grid = Grid(RECIPE, ("erm",), {"learning_rate": [1, 2]}, seeds=(0,), metric="worst_group_pearson")
+    first, second = grid.search_runs()
+    silent = RunResult(first, {"validation": {"mse": 0.2, "pearson": 0.9}}, {}, 1.0)
+    (choice,) = choose(grid, [silent, result(second, 0.5, metric="worst_group_pearson")])
+    assert choice.point == second.point and choice.candidates == 1

@@ -75,12 +75,29 @@ def test_it_is_combined_with_others(metric: Any) -> None:
         ({"predictions": ["no", "yes"]}, "text and numbers are never equal"),
         ({"groups": ["a", None]}, "got None"),
         ({"groups": ["a"]}, "[Mm]ismatch in the number of"),
+        ({"groups": [1.5, 1.2]}, "got the float 1.5"),
+        ({"predictions": [0, None]}, "predictions is missing"),
     ],
 )
 def test_errors_in_words(metric: Any, changes: dict[str, Any], words: str) -> None:
     given = {"predictions": [0, 1], "references": [0, 1], "groups": ["a", "b"], **changes}
     with pytest.raises(ValueError, match=words):
         metric.compute(**{name: value for name, value in given.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [((0.7, 1, "a"), "decimal numbers"), ((1, "1", "a"), "text and numbers"), ((1, 1, 1.5), "float"), ((1, 1, None), "None")],
+)  # fmt: skip
+def test_single_examples_are_checked_as_batches_are(metric: Any, given: Any, words: str) -> None:
+    """Tables of whole numbers cut .7 to 0, and groups 1.5 and 1.2 to one."""
+    with pytest.raises(ValueError, match=words):
+        metric.add(predictions=given[0], references=given[1], groups=given[2])
+
+
+def test_bools_have_the_names_that_the_trainer_gives_them(metric: Any) -> None:
+    found = metric.compute(predictions=[1, 0], references=[1, 1], groups=[True, False])
+    assert (found["group_accuracy/True"], found["group_accuracy/False"]) == (1.0, 0.0)
 
 
 def test_the_folder_is_a_whole_module() -> None:

@@ -162,11 +162,38 @@ def test_regression() -> None:
     assert "accuracy" not in metrics
 
 
+def test_the_correlation_of_several_outputs_is_the_mean_of_theirs() -> None:
+    """Two outputs of different scales: a model that knows nothing but the scales correlates over all numbers."""
+    rng = np.random.default_rng(0)
+    labels = rng.normal([0.0, 1000.0], size=(200, 2))
+    predictions = rng.normal([0.0, 1000.0], size=(200, 2))
+    metrics = named_metrics(predictions, labels, np.arange(200) % 2, ["a", "b"], problem_type=REGRESSION)
+    expected = np.mean([np.corrcoef(predictions[:, place], labels[:, place])[0, 1] for place in (0, 1)])
+    assert metrics["pearson"] == pytest.approx(expected) and abs(expected) < 0.2
+    assert np.corrcoef(predictions.ravel(), labels.ravel())[0, 1] > 0.99
+
+
+def test_a_group_of_constant_predictions_leaves_the_worst_correlation_open() -> None:
+    labels, ids = np.array([1.0, 2, 4, 5, 6, 9]), np.array([0, 0, 0, 1, 1, 1])
+    given = {"group_ids": ids, "group_names": ["a", "b"], "problem_type": REGRESSION}
+    with pytest.warns(GroupRobustWarning, match=r"worst_group_pearson.*group_pearson/b"):
+        metrics = named_metrics(np.array([1.0, 2, 3, 3, 3, 3]), labels, **given)
+    report = GroupReport.from_metrics({f"eval_{k}": v for k, v in metrics.items()}, "eval", ["a", "b"], "erm")
+    assert "worst_group_pearson" not in report.overall and report.worst is None and report.gap() is None
+    assert 'not known: no finite pearson of "b"' in str(report)
+    # Labels that are all the same say nothing of the model: there the other groups decide.
+    with pytest.warns(GroupRobustWarning, match="group_pearson/b"):
+        metrics = named_metrics(np.array([1.0, 2, 3, 1, 2, 3]), np.array([1.0, 2, 4, 5, 5, 5]), **given)
+    assert metrics["worst_group_pearson"] == pytest.approx(np.corrcoef([1, 2, 3], [1, 2, 4])[0, 1])
+    report = GroupReport.from_metrics({f"eval_{k}": v for k, v in metrics.items()}, "eval", ["a", "b"], "erm")
+    assert report.worst is not None and report.worst.name == "a"
+
+
 def test_numbers_that_are_not_defined_are_left_out_with_one_warning() -> None:
     with pytest.warns(GroupRobustWarning, match=r"not defined or not finite.*group_pearson/b") as caught:
         metrics = named_metrics(
             np.array([1.0, 2, 3, 3]),
-            np.array([1.0, 2, 5, 6]),
+            np.array([1.0, 2, 5, 5]),
             np.array([0, 0, 1, 1]),
             ["a", "b"],
             losses=np.array([1, 1, np.nan, 1]),
@@ -181,6 +208,10 @@ def test_numbers_that_are_not_defined_are_left_out_with_one_warning() -> None:
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match=r"one entry per example, got lengths 3, 2, 3, -"):
         named_metrics(np.zeros(3), np.zeros(2), np.zeros(3, dtype=int), ["a"])
+    for shape in ((3, 1), (3, 2)):
+        # numpy would compare each prediction with every label.
+        with pytest.raises(ValueError, match=r"must have one shape, got \(3,\)"):
+            named_metrics(np.zeros(3), np.zeros(shape), np.zeros(3, dtype=int), ["a"])
 
 
 def test_names_of_metrics() -> None:

@@ -7,13 +7,22 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
 from fairlearn_numbers import METRICS, arrays
-from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error, recall_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    f1_score,
+    mean_absolute_error,
+    mean_squared_error,
+    recall_score,
+    roc_auc_score,
+)
 
 from hf_cgd import GroupMetric, GroupReport, GroupRobustWarning, group_metrics
 from hf_cgd.metrics import named_metrics, wilson_interval
-from hf_cgd.metrics.intervals import bootstrap_interval
+from hf_cgd.metrics.intervals import bootstrap_interval, class_strata
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "fairlearn_numbers.json").read_text())
 TRUTH = [0, 1, 1, 0, 1, 1]
@@ -72,16 +81,70 @@ def test_bootstrap_covers_what_a_binomial_says() -> None:
 
 
 def test_draws_keep_the_size_of_each_stratum() -> None:
-    strata, seen = np.array([0, 0, 0, 1, 2, 2]), []
+    strata, seen = np.repeat([0, 1, 2], [7, 5, 6]), []
 
     def value(rows: np.ndarray) -> float:
         seen.append(np.bincount(strata[rows]).tolist())
         return float(rows[0])
 
     bootstrap_interval(value, strata, 50)
-    assert seen == [[3, 1, 2]] * 50
+    assert seen == [[7, 5, 6]] * 50
     assert bootstrap_interval(lambda rows: 1.0, strata, 50) is None, "no width tells nothing"
     assert bootstrap_interval(lambda rows: float("nan"), strata, 50) is None
+    assert bootstrap_interval(value, strata[:-2], 50) is None, "too few to draw from"
+
+
+def test_rare_classes_are_drawn_together() -> None:
+    def sizes(*counts: int) -> list[int]:
+        return sorted(
+            np.unique(class_strata(np.repeat(np.arange(len(counts)), counts)), return_counts=True)[1].tolist()
+        )
+
+    assert sizes(5, 9) == [5, 9]
+    assert sizes(9, 1, 2, 3) == [6, 9], "those below five are one stratum"
+    assert sizes(9, 7, 1) == [8, 9], "a single one joins the smallest"
+    assert sizes(50, 1) == [1, 50], "of two classes the metric may hang by it"
+    assert sizes(*[1] * 40) == [40]
+    texts = np.array(["b", "a", "a", "a", "a", "a", "b", "b", "b", "b"])
+    assert sorted(np.unique(class_strata(texts), return_counts=True)[1].tolist()) == [5, 5]
+
+
+def test_intervals_of_whole_numbers_that_are_values() -> None:
+    """The mean error of 80 ages: its deviation is that of a mean. Draws within each age would have none to vary."""
+    rng = np.random.default_rng(0)
+    truth = rng.permutation(np.arange(80))
+    errors = rng.exponential(5, 80)
+    for given in (truth + errors, truth + np.round(errors).astype(int)):
+        report = group_metrics(truth, given, ["a"] * 80, metrics={"mae": mean_absolute_error}, resamples=2000)
+        low, high = report.rows[0].intervals["mae"]
+        width = 2 * 1.96 * np.abs(given - truth).std() / np.sqrt(80)
+        assert high - low == pytest.approx(width, rel=0.08)
+
+
+def test_a_class_of_a_few_examples_has_no_interval() -> None:
+    rng = np.random.default_rng(0)
+    for positives, known in ((1, False), (4, False), (5, True)):
+        truth = np.arange(40) < positives
+        report = group_metrics(truth, rng.normal(size=40), ["a"] * 40, metrics={"auc": roc_auc_score}, resamples=50)
+        assert (report.rows[0].interval("auc") is not None) is known
+
+
+@pytest.mark.parametrize(
+    "metrics", [None, {"mse": mean_squared_error}, {"mse": lambda y_true, y_pred: ((y_true - y_pred) ** 2).mean()}]
+)
+def test_a_table_of_one_column_is_a_column(metrics: Any) -> None:
+    """numpy compares [N, 1] with [N] each with every other: an accuracy of .87 was told as 0."""
+    frame = pd.DataFrame({"y": TRUTH, "p": GIVEN})
+    expected = group_metrics(TRUTH, GIVEN, GROUPS, metrics=metrics, resamples=20)
+    for y_true, y_pred in ((frame[["y"]], frame["p"]), (frame["y"], frame[["p"]]), (frame[["y"]], frame[["p"]])):
+        assert group_metrics(y_true, y_pred, GROUPS, metrics=metrics, resamples=20) == expected
+
+
+def test_arrow_and_torch_are_read_as_lists_are() -> None:
+    expected = group_metrics(TRUTH, GIVEN, {"g": GROUPS})
+    assert group_metrics(pa.array(TRUTH), pa.chunked_array([GIVEN]), pa.table({"g": GROUPS})) == expected
+    halves = torch.tensor(GIVEN, dtype=torch.bfloat16)
+    assert group_metrics(torch.tensor(TRUTH), halves, {"g": pa.array(GROUPS)}) == expected
 
 
 def test_what_a_metric_warns_of_is_said_once_for_each_group() -> None:
@@ -92,7 +155,7 @@ def test_what_a_metric_warns_of_is_said_once_for_each_group() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         group_metrics([0, 1, 0, 1, 0], [0, 1, 1, 1, 0], list("aabbb"), metrics={"share": grumbling})
-    assert [str(one.message) for one in caught] == ["5 rows", "2 rows", "3 rows"]
+    assert [str(one.message) for one in caught if one.category is UserWarning] == ["5 rows", "2 rows", "3 rows"]
 
 
 def test_no_group_is_worst_where_all_are_alike() -> None:
@@ -133,7 +196,16 @@ def test_scores_values_columns_and_directions() -> None:
         ({"y_pred": ["no"] * 6}, "text and numbers are never equal"),
         ({"y_pred": [0, 1, 2, 0, 1, 7], "classes": [0, 1]}, r"y_pred holds \[2, 7\], which are not among the classes"),
         ({"y_true": [0, 1, 2, 0, 1, 1], "metrics": {"f1": f1_score}}, "failed on all examples: Target is multiclass"),
-        ({"metrics": {"both": lambda y_true, y_pred: {"a": 1, "b": 2}}}, "must give one number"),
+        ({"metrics": {"both": GroupMetric(lambda y, p: {"a": 1, "b": 2}, True)}}, "must give one number"),
+        ({"y_true": pd.Series(["x", pd.NA] * 3, dtype="string"), "y_pred": ["x"] * 6}, "y_true is missing.*3 of 6 rows"),
+        ({"y_true": pd.Series([True, pd.NA] * 3, dtype="boolean"), "y_pred": [True] * 6}, "y_true is missing"),
+        ({"y_true": pd.to_datetime(pd.Series(["2020", None] * 3))}, "y_true is missing"),
+        ({"y_true": np.array([1, "1"] * 3, dtype=object)}, "y_true holds texts and numbers"),
+        ({"y_true": [0, 1, -100, 0, 1, 1]}, "y_true is -100 in 1 of 6 rows: 2"),
+        ({"y_true": [[0, 1, 1]] * 6, "y_pred": [[0, 1]] * 6}, r"y_true has the shape \(6, 3\), y_pred \(6, 2\)"),
+        ({"y_true": pd.Series(TRUTH), "y_pred": pd.Series(GIVEN)[::-1]}, "same rows in different orders"),
+        ({"y_true": pd.Series(TRUTH), "groups": pd.Series(GROUPS)[[1, 0, 2, 3, 4, 5]]}, "y_true and groups hold the same"),
+        ({"y_true": [], "y_pred": [], "groups": []}, "y_true is empty"),
     ],
 )  # fmt: skip
 def test_errors_in_words(changes: dict[str, Any], words: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from hf_cgd.metrics import GroupReport, is_interval, lower_is_better
 from hf_cgd.metrics.token_metrics import span_scores, token_metric_names, token_metrics
+from hf_cgd.models.example_losses import NO_ANSWER
 
 LOSSES, IDS = np.array([1.0, 3.0, 2.0, 9.0]), np.array([0, 0, 1, 1])
 COUNTS, SUMS, RIGHT = np.array([3, 1, 4, 0]), np.array([3.0, 3.0, 8.0, 0.0]), np.array([3, 0, 1, 0])
@@ -52,7 +53,12 @@ def test_perplexity_is_better_when_lower_everywhere() -> None:
     names = ("eval_perplexity", "worst_group_perplexity", "group_perplexity/token_accuracy")
     assert all(lower_is_better(name) for name in names)
     assert not lower_is_better("eval_group_token_accuracy/perplexity")
-    given = {f"eval_{name}": value for name, value in metrics_of(resamples=50).items()}
+    five = {"token_counts": COUNTS, "token_losses": SUMS, "tokens_right": RIGHT}
+    found = token_metrics(
+        np.tile(LOSSES, 3), np.tile(IDS, 3), ["a", "b"], resamples=50,
+        **{name: np.tile(values, 3) for name, values in five.items()},
+    )  # fmt: skip
+    given = {f"eval_{name}": value for name, value in found.items()}
     report = GroupReport.from_metrics(given, "eval", ["a", "b"], "cgd")
     assert report.metric == "perplexity"
     assert [row.name for row in report.all_worst] == ["b"]
@@ -90,3 +96,6 @@ def test_entities_need_a_scheme_and_are_counted_whole() -> None:
     assert metric("entity_f1", predictions, labels) == pytest.approx(0.8)
     predictions[0, 1] = 0
     assert metric("entity_f1", predictions, labels) == pytest.approx(0.4)
+    # Where scores are NaN nothing is found: -1 was taken for the last class, which is right here.
+    predictions = np.where(labels == 2, NO_ANSWER, labels)
+    assert metric("entity_f1", predictions, labels) == pytest.approx(2 / 3)

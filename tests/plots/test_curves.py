@@ -62,6 +62,16 @@ def test_accuracy_curves_of_a_regression_are_correlations() -> None:
     assert figure.axes[0].get_ylabel() == "group pearson" and figure.axes[0].get_ylim()[0] < -0.2
 
 
+def test_a_worst_group_that_was_not_defined_is_a_gap_in_its_line() -> None:
+    """In one evaluation a group has no correlation: the best of the rest is not the worst group."""
+    log = evaluated({"land": [0.9, 0.8], "water": [0.5, 0.7]}, metric="pearson")
+    for name in ("eval_worst_group_pearson", "eval_group_pearson/water"):
+        del log[1][name]
+    curves = accuracy_curves(log)
+    np.testing.assert_array_equal(curves.worst, [np.nan, 0.7])
+    assert lines_of(accuracies_figure({"CGD": [log]}).axes[0])["worst group"] == [[100, 0.7]]
+
+
 def test_curves_of_a_language_model_are_perplexities_and_the_worst_is_the_highest() -> None:
     log = evaluated({"land": [900.0, 30.0], "water": [800.0, 40.0]}, metric="perplexity")
     # A log that lacks the worst group: it is found among the groups.

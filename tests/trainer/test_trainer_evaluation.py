@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from datasets import DatasetDict
 from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from transformers import EarlyStoppingCallback, EvalPrediction
@@ -354,6 +355,21 @@ def test_an_evaluation_set_is_read_once(trainer: Build) -> None:
     first, Counting.reads = Counting.reads, 0
     run.evaluate()
     assert (first - Counting.reads, Counting.reads) == (18, 16)
+
+
+def test_a_stream_whose_rows_several_processes_would_repeat_is_refused(
+    trainer: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes with batches of five made ten rows of three: 10 stood under group_count."""
+    stream = text_dataset(9).to_iterable_dataset()
+    shards = {"accelerator_config": {"dispatch_batches": False}}
+    alone = trainer(shards, eval_dataset=stream)
+    assert alone.evaluate()["eval_group_count/0"] == 5, "one process reads each row once"
+    monkeypatch.setattr(Accelerator, "num_processes", property(lambda self: 2))
+    with pytest.raises(ValueError, match="dispatch_batches=False.*counted again"):
+        alone.get_eval_dataloader()
+    with pytest.raises(ValueError, match="dispatch_batches=False.*counted again"):
+        trainer(shards, eval_dataset={"test": stream})
 
 
 def test_overlapping_subgroups(trainer: Build) -> None:

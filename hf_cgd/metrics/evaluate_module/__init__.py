@@ -14,8 +14,9 @@ import numpy as np
 
 from hf_cgd.data.columns import Column
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.data.values import named_values
 from hf_cgd.metrics.group_metrics import named_metrics
-from hf_cgd.metrics.on_arrays import require_classes
+from hf_cgd.metrics.on_arrays import as_array, plain_values, require_classes
 
 FOLDER = str(Path(__file__).parent / "group_accuracy")
 """What to give to `evaluate.load`."""
@@ -63,13 +64,33 @@ class GroupAccuracy(evaluate.Metric):
             ],
         )
 
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
+        """See `evaluate.Metric.add`; the example is checked as a batch of one."""
+        own = {"predictions": prediction, "references": reference}
+        given = {name: value for name, value in own.items() if value is not None} | kwargs
+        self.add_batch(**{name: [value] for name, value in given.items()})
+
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
         """See `evaluate.Metric.add_batch`; `compute` comes through here too."""
         if predictions is not None and references is not None:
-            require_classes(np.asarray(references), np.asarray(predictions))
+            # Decimal numbers would be cut to whole ones on the way into the table.
+            require_classes(as_array("references", references), as_array("predictions", predictions))
+        if kwargs.get("groups") is not None:
+            kwargs["groups"] = _group_values(kwargs["groups"])
         super().add_batch(predictions=predictions, references=references, **kwargs)
 
     def _compute(self, predictions: Any, references: Any, groups: Any) -> dict[str, float]:
         column = {"groups": Column(list(groups))}
         info = GroupInfo.from_columns(column)
         return named_metrics(np.asarray(predictions), np.asarray(references), info.encode_columns(column), info.names)
+
+
+def _group_values(groups: Any) -> list[Any]:
+    """The groups of a batch; bools by the names that the Trainer gives them.
+
+    Raises:
+        ValueError: values that cannot name a group.
+    """
+    values = plain_values(groups)
+    named_values("groups", Column(values), None)
+    return [str(bool(value)) if isinstance(value, (bool, np.bool_)) else value for value in values]
