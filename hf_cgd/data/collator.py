@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_cgd.data.alike_rows import array_of
 from hf_cgd.data.groups import UNKNOWN_GROUP, GroupInfo
-from hf_cgd.data.row_order import RowOrder, array_of
+from hf_cgd.data.row_order import RowOrder
 from hf_cgd.data.rows import RandomState, has_value, names_in, value_of, with_values
 
 GROUP_IDS = "group_ids"

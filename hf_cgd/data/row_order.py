@@ -6,24 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from hf_cgd.data.alike_rows import agreement, alike, array_of, in_turn, is_joined, same, single
 from hf_cgd.data.rows import RandomState, has_value, value_of, with_values
 
 CONFIRMATIONS = 3
 """Batches in which a collator is seen to keep the order of its rows, until equal labels are proof enough."""
-SAMPLED_VALUES = 512
-"""Values of a row that are compared at first; all of them only where these leave a doubt."""
-
-
-def array_of(value: Any) -> np.ndarray | None:
-    """A batch's or a row's value as an array of numbers, None for anything else."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    try:
-        array = np.asarray(value)
-    except ValueError:
-        return None
-    return array if array.dtype.kind in "biuf" else None
 
 
 class RowOrder:
@@ -66,7 +53,7 @@ class RowOrder:
         known: np.ndarray = ids[present]
         labels = self._labels_in(batch)
         own = [next((value_of(r, n) for n in self.labels if r is not None and has_value(r, n)), None) for r in rows]
-        if size == 1 < len(known) and _is_joined(labels, own):
+        if size == 1 < len(known) and is_joined(labels, own):
             raise ValueError(
                 f"The collator {self._name} joins the {len(known)} rows of a batch into one, which would count as one "
                 "example. Expected a row for each example: take a collator that pads."
@@ -76,11 +63,11 @@ class RowOrder:
         in_place = size == len(rows) and bool(present.all())
         if in_place and self._soft_targets_fit(labels, own):
             return ids
-        if in_place and self._confirmed >= CONFIRMATIONS and _same(labels, own):
+        if in_place and self._confirmed >= CONFIRMATIONS and same(labels, own):
             return ids
         by_inputs = np.tile(present, (size, 1))
         compared = {name for name in batch if name not in self.labels and self._narrow(by_inputs, rows, batch, name)}
-        seen = _agreement(own, labels)
+        seen = agreement(own, labels)
         # Where inputs contradict them, the collator has made other labels of them.
         fits = seen is not None and (by_inputs & seen).any(axis=1).all()
         possible = by_inputs & seen if seen is not None and fits else by_inputs
@@ -121,7 +108,7 @@ class RowOrder:
                 return np.asarray(ids[possible.argmax(axis=1)])
             if is_complete:
                 # Rows that are alike in all that the model sees: which of them is which makes no difference.
-                return ids[_in_turn(possible)]
+                return ids[in_turn(possible)]
         keeps_order = size == len(rows) and bool(possible.diagonal().all())
         if keeps_order and self._confirmed >= CONFIRMATIONS:
             return ids
@@ -146,7 +133,7 @@ class RowOrder:
         values = [None if row is None else array_of(value_of(row, name)) for row in rows]
         if any(value is None and row is not None for value, row in zip(values, rows, strict=True)):
             return False
-        same = _alike(whole.reshape(len(whole), -1), values)
+        same = alike(whole.reshape(len(whole), -1), values)
         if not (same & possible).any(axis=1).all():
             return False
         possible &= same
@@ -163,7 +150,7 @@ class RowOrder:
     def _soft_targets_fit(self, labels: Any, own: Sequence[Any]) -> bool:
         """Whether the labels are shares of classes, of the class of the row in the same place among others."""
         shares = array_of(labels)
-        classes = array_of([_single(value) for value in own])
+        classes = array_of([single(value) for value in own])
         if shares is None or classes is None or shares.ndim != 2 or shares.shape[1] < 2 or classes.ndim != 1:
             return False
         if shares.dtype.kind != "f" or classes.dtype.kind == "f" or classes.min() < 0:
@@ -231,89 +218,6 @@ class RowOrder:
                     return None
                 compared = True
         return np.arange(size) if compared else None
-
-
-def _is_joined(labels: Any, own: Sequence[Any]) -> bool:
-    """Whether the labels of a batch are as many numbers as those of all rows together."""
-    whole, parts = array_of(labels), [array_of(value) for value in own if value is not None]
-    sizes = [part.size for part in parts if part is not None and part.ndim]
-    return whole is not None and len(sizes) > 1 and whole.size == sum(sizes)
-
-
-def _single(value: Any) -> Any:
-    """The one number in a value of shape [] or [1]; anything else as it is."""
-    array = array_of(value)
-    return array.reshape(-1)[0] if array is not None and array.size == 1 else value
-
-
-def _same(labels: Any, own: Sequence[Any]) -> bool:
-    """Whether the labels of a batch are those of the rows, in their order; True where they cannot be compared."""
-    agreement = _agreement(own, labels)
-    return agreement is None or bool(agreement.diagonal().all())
-
-
-def _agreement(own: Sequence[Any], labels: Any) -> np.ndarray | None:
-    """Which labels [size] could be those of which rows [B]; None where they cannot be compared."""
-    whole = array_of(labels)
-    if whole is None or whole.ndim == 0 or whole.size == 0:
-        return None
-    whole = whole.reshape(len(whole), -1)
-    values = [None if value is None else array_of(value) for value in own]
-    if any(v is None and o is not None for v, o in zip(values, own, strict=True)) or all(v is None for v in values):
-        return None
-    if whole.shape[1] > 1 and all(v is None or v.size == 1 for v in values):
-        whole = whole.argmax(axis=1)[:, None]
-    same = None if any(v is not None and v.size != whole.shape[1] for v in values) else _alike(whole, values)
-    return same if same is not None and same.any(axis=1).all() else None
-
-
-def _alike(whole: np.ndarray, values: Sequence[np.ndarray | None]) -> np.ndarray:
-    """Which rows of a batch [size, W] hold which values, padded to W on either side, or cut; bool [size, B]."""
-    width = whole.shape[1]
-    flat = [None if value is None else value.reshape(-1)[:width].astype(whole.dtype) for value in values]
-    alike = np.zeros((len(whole), len(values)), dtype=bool)
-    lengths = sorted({len(value) for value in flat if value is not None})
-    for length in lengths:
-        own = {place: value for place, value in enumerate(flat) if value is not None and len(value) == length}
-        if length == width:
-            alike[:, list(own)] = _equal(whole, np.stack(list(own.values())))
-            continue
-        values_of_length = np.stack(list(own.values())) if length else np.zeros((len(own), 0), whole.dtype)
-        for part, rest in ((whole[:, :length], whole[:, length:]), (whole[:, -length or width :], whole[:, :-length])):
-            padded = (rest == rest[:, :1]).all(axis=1) if rest.shape[1] else np.ones(len(whole), dtype=bool)
-            alike[:, list(own)] |= padded[:, None] & _equal(part, values_of_length)
-    # A longer row wins: the end of it may look like padding of a shorter one.
-    sizes = np.asarray([-1 if value is None else len(value) for value in flat])
-    longest = np.where(alike, sizes, -1).max(axis=1, initial=-1)
-    return alike & (sizes[None, :] == longest[:, None])
-
-
-def _equal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Which rows of two arrays [m, W] and [n, W] are equal: bool [m, n]."""
-    width = left.shape[1]
-    if width > SAMPLED_VALUES:
-        chosen = np.linspace(0, width - 1, SAMPLED_VALUES).astype(np.int64)
-        sampled = right[:, chosen]
-        if len(np.unique(sampled, axis=0)) == len(right):
-            left, right = left[:, chosen], sampled
-    places: dict[bytes, list[int]] = {}
-    for place, row in enumerate(np.ascontiguousarray(right)):
-        places.setdefault(row.tobytes(), []).append(place)
-    equal = np.zeros((len(left), len(right)), dtype=bool)
-    for j, row in enumerate(np.ascontiguousarray(left)):
-        equal[j, places.get(row.tobytes(), [])] = True
-    return equal
-
-
-def _in_turn(possible: np.ndarray) -> np.ndarray:
-    """One of the possible rows for each row of the batch, those that are alike in turn."""
-    taken = np.zeros(possible.shape[1], dtype=np.int64)
-    places = np.empty(len(possible), dtype=np.int64)
-    for j, row in enumerate(possible):
-        choices = np.flatnonzero(row)
-        places[j] = choices[taken[choices].argmin()]
-        taken[places[j]] += 1
-    return places
 
 
 def _like(value: Any, place: int) -> Any:

@@ -12,7 +12,8 @@ from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.metrics.custom_metrics import GroupMetric, declared_directions, is_finite, warn_of_unknown_directions
 from hf_cgd.metrics.intervals import bootstrap_interval, class_strata, wilson_interval
-from hf_cgd.metrics.report import GroupReport, GroupRow
+from hf_cgd.metrics.report import GroupReport
+from hf_cgd.metrics.report_row import GroupRow
 from hf_cgd.monitors import GroupRobustWarning
 
 ACCURACY = "accuracy"

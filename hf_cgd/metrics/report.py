@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from hf_cgd.html import Html
 from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.metrics.group_metrics import ONE_CLASS
-from hf_cgd.metrics.tables import decimals, html, markdown, plain
-from hf_cgd.visible_text import quoted_name, visible_name
+from hf_cgd.metrics.report_row import GroupRow
+from hf_cgd.metrics.tables import html, markdown, plain
+from hf_cgd.visible_text import quoted_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -18,57 +19,8 @@ if TYPE_CHECKING:
 COLUMNS = ("group", "train", "weight", "eval", "accuracy", "95 % interval", "pearson", "loss")
 OURS = ("accuracy", "accuracy_low", "accuracy_high", "pearson", "loss", "count", "token_count")
 """Kinds of group metrics that have fields of their own, or are no measure of how a group fares."""
-MEASURED = ("accuracy", "pearson", "loss")
-"""Those of them that tell how a group fares."""
 DIRECTIONS = ("lower_is_better", "higher_is_better")
 """Fields of a report that say which direction is better, in their order."""
-
-
-@dataclass(frozen=True)
-class GroupRow:
-    """How one group fares. None stands for what was not measured."""
-
-    name: str
-    train_count: int | None = None
-    weight: float | None = None
-    count: int | None = None
-    accuracy: float | None = None
-    accuracy_low: float | None = None
-    accuracy_high: float | None = None
-    pearson: float | None = None
-    loss: float | None = None
-    others: Mapping[str, float] = field(default_factory=dict)
-    """Metrics of the user's own, by name."""
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """95 % intervals (low, high) of these, by name."""
-
-    def value(self, metric: str) -> float | None:
-        """The group's "accuracy", "pearson", "loss" or one of `others`; None where it was not measured."""
-        found: float | None = getattr(self, metric, None) if metric in MEASURED else self.others.get(metric)
-        return found
-
-    def interval(self, metric: str) -> tuple[float, float] | None:
-        """The 95 % interval of a metric, None where there is none."""
-        if metric == "accuracy" and self.accuracy_low is not None and self.accuracy_high is not None:
-            return self.accuracy_low, self.accuracy_high
-        return self.intervals.get(metric)
-
-    def cells(self) -> dict[str, str]:
-        """Text of each column, "" where there is nothing to say."""
-        interval = self.interval("accuracy")
-        return {
-            "group": visible_name(self.name),
-            "train": "" if self.train_count is None else f"{self.train_count:,}",
-            "weight": decimals(self.weight),
-            "eval": "" if self.count is None else f"{self.count:,}",
-            "accuracy": decimals(self.accuracy),
-            "95 % interval": "" if interval is None else _span(interval),
-            "pearson": decimals(self.pearson),
-            "loss": decimals(self.loss),
-        } | {
-            name: decimals(value) + (f" ({_span(self.intervals[name])})" if name in self.intervals else "")
-            for name, value in self.others.items()
-        }
 
 
 @dataclass(frozen=True)
@@ -338,7 +290,3 @@ def _is_bound(kind: str, kinds: Sequence[str]) -> bool:
 
 def _is_known(value: float | None) -> bool:
     return value is not None and isfinite(value)
-
-
-def _span(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.3f}-{interval[1]:.3f}"

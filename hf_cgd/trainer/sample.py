@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_cgd.data.alike_rows import array_of
 from hf_cgd.data.collator import TAKE_ANY_NUMBER
 from hf_cgd.data.columns import column_names, row_names
-from hf_cgd.data.row_order import array_of
 from hf_cgd.data.rows import has_value, undisturbed, value_of
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.models.modes import modes_kept
