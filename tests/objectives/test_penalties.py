@@ -12,7 +12,7 @@ from hf_cgd.distributed.communication import Communication
 @pytest.mark.parametrize("objective", [IRM(), CORAL()])
 def test_a_training_group_of_one_is_refused(objective: Objective) -> None:
     name = type(objective).__name__
-    with pytest.raises(ValueError, match=rf"{name} needs at least 2 training examples in each group.*fewer: b\."):
+    with pytest.raises(ValueError, match=rf"{name} needs at least 2 training examples in each group.*fewer: 'b'\."):
         GroupRobustLoss(objective, GroupInfo("ab", [5, 1]))
 
 
