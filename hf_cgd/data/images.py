@@ -5,7 +5,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 DEPTH_16 = 65535
 
@@ -35,20 +35,21 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def opened_image(value: Any) -> Image.Image:
-    """An image in RGB: of a path, of an opened image, or of what `datasets.Image(decode=False)` gives.
+    """An image in RGB, the way up that the camera says (EXIF): of a path, of an opened image, or of what `datasets.Image(decode=False)` gives.
 
     Raises:
         ValueError: it cannot be decoded; the message names the file.
         FileNotFoundError: there is no such file.
     """
     if isinstance(value, Image.Image):
-        return as_rgb(value)
+        return as_rgb(ImageOps.exif_transpose(value))
     content = value.get("bytes") if isinstance(value, Mapping) else None
     path = value["path"] if isinstance(value, Mapping) else value
     try:
         with Image.open(path if content is None else BytesIO(content)) as image:
             image.load()
-            return as_rgb(image)
+            # The camera says how it was held, as `datasets` and people's viewers read it.
+            return as_rgb(ImageOps.exif_transpose(image))
     except FileNotFoundError:
         raise
     except (OSError, SyntaxError) as error:

@@ -53,8 +53,8 @@ class Grid:
         options: further options of the recipe, the same for all runs.
         objective_options: {objective: options} of its runs alone.
         metric: what is chosen by, on the validation split, and the best epoch too: a metric of
-            `hf_cgd.metrics.group_metrics`. Where its name does not say which direction is better, or not the right one,
-            `options` hold `greater_is_better`.
+            `hf_cgd.metrics.group_metrics`. Where its name does not say which direction is better, or the
+            wrong one, `options` hold `greater_is_better`.
 
     Raises:
         ValueError: an unknown objective, an empty or repeated list of values, an option that is given twice, values

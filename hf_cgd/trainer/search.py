@@ -82,8 +82,8 @@ def comparison(
     usual = "minimize" if lower else "maximize"
     if direction in DIRECTIONS and direction != usual:
         raise ValueError(
-            f"direction={direction!r} would choose the worst trial: of {name!r} {'lower' if lower else 'higher'} values "
-            f"are better. Leave direction out, set greater_is_better={lower} if they are not, or pass a "
+            f"direction={direction!r} would choose the worst trial: of {name!r} {'lower' if lower else 'higher'} "
+            f"values are better. Leave direction out, set greater_is_better={lower} if they are not, or pass a "
             "compute_objective."
         )
     return lambda metrics: best_so_far(name, lower, metrics, log_history()), direction or usual

@@ -13,8 +13,8 @@ from sklearn.metrics import accuracy_score
 
 from hf_cgd import GroupReport, GroupRobustWarning
 from hf_cgd.metrics import is_interval, lower_is_better, named_metrics, wilson_interval
-from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.metrics.group_rows import rows_of_groups
+from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.metrics.tables import latex, markdown, plain
 from hf_cgd.models.example_losses import MULTI_LABEL, REGRESSION
 
