@@ -1,11 +1,12 @@
 """Images of any mode as RGB, without loss of what their values say."""
 
+import struct
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 DEPTH_16 = 65535
 
@@ -42,17 +43,26 @@ def opened_image(value: Any) -> Image.Image:
         FileNotFoundError: there is no such file.
     """
     if isinstance(value, Image.Image):
-        return as_rgb(ImageOps.exif_transpose(value))
+        return as_rgb(_upright(value))
     content = value.get("bytes") if isinstance(value, Mapping) else None
     path = value["path"] if isinstance(value, Mapping) else value
     try:
         with Image.open(path if content is None else BytesIO(content)) as image:
             image.load()
-            # The camera says how it was held, as `datasets` and people's viewers read it.
-            return as_rgb(ImageOps.exif_transpose(image))
+            return as_rgb(_upright(image))
     except FileNotFoundError:
         raise
     except (OSError, SyntaxError) as error:
         raise ValueError(
             f"{path}: expected an image, but it cannot be decoded ({error}). Fetch the file again."
         ) from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image as the camera was held, which `datasets` and viewers turn as well; as it is where nothing tells."""
+    try:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    except (SyntaxError, ValueError, struct.error):
+        # Broken notes about an image do not make it a broken image.
+        return image
+    return ImageOps.exif_transpose(image) if turned else image
