@@ -36,7 +36,10 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def opened_image(value: Any) -> Image.Image:
-    """An image in RGB, the way up that the camera says (EXIF): of a path, of an opened image, or of what `datasets.Image(decode=False)` gives.
+    """An image in RGB, the way up that its camera says (EXIF).
+
+    Args:
+        value: a path, an opened image, or what `datasets.Image(decode=False)` gives.
 
     Raises:
         ValueError: it cannot be decoded; the message names the file.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
+from datasets import ClassLabel, Dataset
 from tiny import logged, predicts_one_class, text_dataset, tiny_distilbert
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -455,6 +455,23 @@ def test_a_best_model_by_a_guess_or_against_the_name_is_warned_of(
         built = GroupRobustTrainer(Net(), args, compute_metrics=lambda _: {metric: 1.0}, **given)
     if greater is not None:
         assert built.args.greater_is_better is greater
+
+
+def test_a_model_whose_classes_are_in_another_order_than_the_datas_is_warned_of(tmp_path: Path) -> None:
+    """The oracle: what it answers by name, counted by hand, is what it gets once the labels are aligned."""
+    data = text_dataset(seed=1).cast_column("labels", ClassLabel(names=["no", "yes"]))
+    model = tiny_distilbert(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
+    tensors = data.with_format("torch")[:]
+    with torch.no_grad():
+        logits = model.eval()(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]).logits
+    answers = [model.config.id2label[number] for number in logits.argmax(dim=1).tolist()]
+    right = np.mean([given == ["no", "yes"][label] for given, label in zip(answers, data["labels"][:], strict=True)])
+    args = GroupRobustConfig(str(tmp_path), objective="erm", group_column="group", report_to="none", use_cpu=True)
+    with pytest.warns(GroupRobustWarning, match="'no' is not the same number in both, so that its right answers"):
+        wrong = GroupRobustTrainer(model, args, eval_dataset=data).evaluate()
+    aligned = data.align_labels_with_mapping(model.config.label2id, "labels")
+    found = GroupRobustTrainer(model, args, eval_dataset=aligned).evaluate()
+    assert found["eval_accuracy"] == right == 1 - wrong["eval_accuracy"]
 
 
 def test_the_direction_under_plain_arguments(tmp_path: Path) -> None:
