@@ -9,10 +9,10 @@ from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 
-import hf_cgd
 from hf_cgd.cli import BEST_WORST_GROUP
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.selection import RunResult
+from hf_cgd.trainer.run_facts import versions
 from hf_cgd.whole_files import write_whole
 
 RUN_FILE = "experiment.json"
@@ -81,7 +81,7 @@ def sources_of(grid: Grid, run: Run) -> dict[str, str]:
     """
     values = [value for given in all_options(grid, run).values() for value in _listed(given)]
     paths = [Path(grid.recipe), *(Path(value) for value in values if isinstance(value, str) and _is_file(value))]
-    return {"hf_cgd": hf_cgd.__version__} | {str(path): _digest(path) for path in dict.fromkeys(paths)}
+    return {"hf_cgd": versions().get("hf-cgd", "")} | {str(path): _digest(path) for path in dict.fromkeys(paths)}
 
 
 def other_sources(grid: Grid, output_dir: Path) -> list[str]:
