@@ -96,7 +96,7 @@ def _training_groups(record: RunRecord) -> list[str]:
     weights = [record.weights.get(name) for name in groups.names]
     counts = groups.counts or (None,) * len(groups)
     shown = any(weight is not None for weight in weights)
-    rows = [["group", "training examples", *(["final weight"] if shown else [])]]
+    rows = [["group", "training examples", *(["weight"] if shown else [])]]
     for name, count, weight in zip(groups.names, counts, weights, strict=True):
         number = "not counted" if count is None else f"{count:,}"
         rows.append([md.text(visible_name(name)), number, *([md.number(weight)] if shown else [])])

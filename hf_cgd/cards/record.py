@@ -65,8 +65,9 @@ class RunRecord:
         reports: by evaluation set, "validation" and "test" for instance.
         history: entries like those of `trainer.state.log_history`, with weights and accuracies of the groups.
         interactions: mean cosines [K, K] between the groups' gradients, None for two that never met; None for none.
-        weights: final group weights by name; {} for none.
-        steps: optimizer steps of the model; None where it is not known.
+        weights: group weights of the step that the model is of, by name; {} for none.
+        steps: optimizer steps of the run; None where it is not known.
+        kept_step: the step whose model was kept as the best; None for that of the last step.
         model, data: what is known of them.
         versions: of the libraries, by name.
     """
@@ -81,6 +82,7 @@ class RunRecord:
     interactions: Sequence[Sequence[float | None]] | None = None
     weights: Mapping[str, float] = field(default_factory=dict)
     steps: int | None = None
+    kept_step: int | None = None
     model: ModelFacts = field(default_factory=ModelFacts)
     data: DataFacts = field(default_factory=DataFacts)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -103,6 +105,7 @@ class RunRecord:
                 "interactions": self.interactions,
                 "weights": self.weights,
                 "steps": self.steps,
+                "kept_step": self.kept_step,
                 "model": vars(self.model),
                 "data": vars(self.data),
                 "versions": self.versions,

@@ -38,6 +38,9 @@ def limits(record: RunRecord) -> list[str]:
         found += [f"{name}: {sentence}" for sentence in _of_report(report)]
     if not record.reports:
         found.append("No group of this model has been evaluated yet.")
+    if record.kept_step is not None:
+        of = "" if record.steps is None else f" of {record.steps:,}"
+        found.append(f"The model, and its group weights, are those of step {record.kept_step:,}{of}, not of the last.")
     chosen_on = _chosen_on(record)
     if chosen_on is not None:
         found.append(

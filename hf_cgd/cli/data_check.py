@@ -20,7 +20,7 @@ from hf_cgd.data.table_checks import (
     problems_of,
 )
 from hf_cgd.data.table_places import listed, places_in_files
-from hf_cgd.metrics import wilson_interval
+from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupRobustConfig
 
@@ -116,7 +116,7 @@ def hold_out_problems(splits: Mapping[str, Dataset], columns: Sequence[str]) -> 
     told = []
     for group in sorted(counts["train"], key=lambda group: counts["validation"][group]):
         n = counts["validation"][group]
-        low, high = wilson_interval(round(TYPICAL * n), n) if n else (0.0, 1.0)
+        low, high = wilson_of_share(TYPICAL, n) if n else (0.0, 1.0)
         if high - low > WIDEST:
             known = f"{TYPICAL:g} is known to {low:.2f}-{high:.2f}" if n else "it has no say"
             told.append(f"{group_name(columns, group)} (n = {n}: {known})")

@@ -19,7 +19,7 @@ from hf_cgd.cli.own_data_options import OwnDataOptions
 from hf_cgd.data.columns import is_missing, read_columns, require_columns
 from hf_cgd.data.table_checks import LONG
 from hf_cgd.data.values import group_name
-from hf_cgd.metrics import wilson_interval
+from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.metrics.tables import plain
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.visible_text import visible_name
@@ -166,7 +166,7 @@ def facts_of(rows: Dataset, split: str, label_column: str, group_columns: Sequen
         counts = Counter(group_name(group_columns, list(cell)) for cell in cells if None not in cell)
         total = sum(counts.values())
         groups = tuple(
-            GroupCount(name, count, count / total, *wilson_interval(round(TYPICAL * count), count))
+            GroupCount(name, count, count / total, *wilson_of_share(TYPICAL, count))
             for name, count in sorted(counts.items(), key=lambda item: (item[1], item[0]))
         )
         if not groups:
@@ -217,7 +217,7 @@ def _enough() -> int:
 
 
 def _is_wide(n: int) -> bool:
-    low, high = wilson_interval(round(TYPICAL * n), n)
+    low, high = wilson_of_share(TYPICAL, n)
     return high - low > WIDEST
 
 

@@ -75,7 +75,14 @@ def write_results(
     else:
         # How the model was trained is not known here.
         record = trainer.run_record(dataset=[data_name] if data_name else ())
-        unknown: dict[str, Any] = {"objective": None, "settings": {}, "training": {}, "weights": {}, "steps": None}
+        unknown: dict[str, Any] = {
+            "objective": None,
+            "settings": {},
+            "training": {},
+            "weights": {},
+            "steps": None,
+            "kept_step": None,
+        }
         write_card(replace(record, reports=reports, groups=None, **unknown), folder, draw=pictures)
 
 

@@ -1,11 +1,12 @@
 """Images of any mode as RGB, without loss of what their values say."""
 
+import struct
 from collections.abc import Mapping
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 DEPTH_16 = 65535
 
@@ -35,23 +36,36 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 def opened_image(value: Any) -> Image.Image:
-    """An image in RGB: of a path, of an opened image, or of what `datasets.Image(decode=False)` gives.
+    """An image in RGB, the way up that its camera says (EXIF).
+
+    Args:
+        value: a path, an opened image, or what `datasets.Image(decode=False)` gives.
 
     Raises:
         ValueError: it cannot be decoded; the message names the file.
         FileNotFoundError: there is no such file.
     """
     if isinstance(value, Image.Image):
-        return as_rgb(value)
+        return as_rgb(_upright(value))
     content = value.get("bytes") if isinstance(value, Mapping) else None
     path = value["path"] if isinstance(value, Mapping) else value
     try:
         with Image.open(path if content is None else BytesIO(content)) as image:
             image.load()
-            return as_rgb(image)
+            return as_rgb(_upright(image))
     except FileNotFoundError:
         raise
     except (OSError, SyntaxError) as error:
         raise ValueError(
             f"{path}: expected an image, but it cannot be decoded ({error}). Fetch the file again."
         ) from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The image as the camera was held, which `datasets` and viewers turn as well; as it is where nothing tells."""
+    try:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    except (SyntaxError, ValueError, struct.error):
+        # Broken notes about an image do not make it a broken image.
+        return image
+    return ImageOps.exif_transpose(image) if turned else image

@@ -6,6 +6,8 @@ from typing import Any
 import datasets
 import numpy as np
 
+from hf_cgd.data.collator import LABEL_COLUMNS
+from hf_cgd.data.columns import column_names, read_columns
 from hf_cgd.discovery.features import label_column_of
 from hf_cgd.discovery.found import FOUND_COLUMN, FoundGroups, found_groups, require_room, with_true_groups
 from hf_cgd.discovery.predictions import ORIGINS, Predictions
@@ -44,7 +46,7 @@ def groups_from_errors(
         validation: rows whose true groups are known; None for none.
         validation_predictions: answers of the plain model to them.
         true_group_column: column(s) of the true groups there, which are crossed with the class.
-        label_column: of the classes of `validation`; None for the first of labels, label, label_ids.
+        label_column: of the classes; None for the first of labels, label, label_ids.
         column: name of the new column.
 
     Raises:
@@ -57,15 +59,18 @@ def groups_from_errors(
                 f"Expected answers to the {len(dataset)} rows of the dataset, got {len(other.labels)} answers, or "
                 f"answers to other labels{f', in repeats[{number - 1}]' if number else ''}."
             )
-    given = (validation is not None, validation_predictions is not None, true_group_column is not None)
-    if any(given) and not all(given):
-        raise ValueError("validation, validation_predictions and true_group_column go together: pass all or none.")
-    classes, wrong = predictions.labels, predictions.wrong
-    if not wrong.any():
+    if not predictions.wrong.any():
         raise ValueError(
             "The model answers every row right, so that its errors make no groups. Take an earlier checkpoint, "
             "out_of_fold_predictions, or groups_from_clusters."
         )
+    own_label = next((name for name in (label_column, *LABEL_COLUMNS) if name in (column_names(dataset) or [])), None)
+    if own_label is not None:
+        _require_same_rows(dataset, own_label, predictions, "dataset")
+    given = (validation is not None, validation_predictions is not None, true_group_column is not None)
+    if any(given) and not all(given):
+        raise ValueError("validation, validation_predictions and true_group_column go together: pass all or none.")
+    classes, wrong = predictions.labels, predictions.wrong
     names = [f"{name} ({kind})" for name in predictions.class_names for kind in ("right", "wrong")]
     ids = 2 * classes + wrong
     if not cross_with_class:
@@ -94,6 +99,12 @@ def groups_from_errors(
             raise ValueError(
                 f"Expected answers to the {len(own)} rows of validation, got {len(validation_predictions.labels)}."
             )
+        _require_same_rows(validation, name, validation_predictions, "validation")
+        if validation_predictions.origin in ("training rows", "early checkpoint"):
+            cautions.append(
+                f"The answers to validation are those of {ORIGINS[validation_predictions.origin]}: on rows that the "
+                "model has not seen the agreement may be another."
+            )
         found = validation_predictions.wrong.astype(np.int64)
         agrees = with_true_groups(validation, true_group_column, name, found, validation_predictions.labels)
     how = (
@@ -101,3 +112,20 @@ def groups_from_errors(
         f"{', in each class' if cross_with_class else ''}. Errors are rare groups, hard rows and wrong labels alike."
     )
     return found_groups(dataset, column, names, ids, how, stable, agrees, cautions)
+
+
+def _require_same_rows(rows: Any, label: str, answers: Predictions, where: str) -> None:
+    """Raise a ValueError where rows with one label were answered as rows of several: they are others, or in disorder.
+
+    A transform may make the labels, so that several that are stored are one class.
+    """
+    codes = read_columns(rows, [label])[label].factors[1]
+    pairs = np.unique(np.stack([codes, answers.labels]), axis=1)
+    if pairs.shape[1] > len(np.unique(codes)):
+        _, first_of, code = np.unique(codes, return_index=True, return_inverse=True)
+        first = int(np.flatnonzero(answers.labels != answers.labels[first_of[code]])[0])
+        raise ValueError(
+            f"{where}: expected answers to its rows in their order, but row {first} has the {label!r} of an earlier "
+            "row and was answered as one of another class. Were rows shuffled or filtered in between? Ask for the "
+            "answers again."
+        )

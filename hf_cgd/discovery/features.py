@@ -19,7 +19,7 @@ from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.models.example_losses import CLASSIFICATION
 from hf_cgd.models.head import HeadInput
 from hf_cgd.models.heads import require_whole_examples
-from hf_cgd.models.labels import LabelChecks
+from hf_cgd.models.labels import LabelChecks, other_order
 from hf_cgd.models.modes import modes_kept
 from hf_cgd.models.outputs import (
     class_names_of,
@@ -116,6 +116,8 @@ def example_features(
             "that returns all rows, or leave these rows out of the dataset."
         )
     order = range(len(labels))
+    if wrong := other_order(name, column, class_names_of(model)):
+        raise ValueError(wrong)
     known = column.class_names or class_names_of(model)
     scores_of_all = torch.stack([logits[row] for row in order]).numpy()
     if scores_of_all.ndim != 2 or scores_of_all.shape[1] < 2:

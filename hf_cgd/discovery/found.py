@@ -109,6 +109,11 @@ def found_groups(
             f"The groups do not come out again over {stable.of_what} (adjusted Rand index {stable.mean:.2f}, below "
             f"{LEAST_STABILITY}): another run would train on others."
         )
+    known = () if agrees is None else agrees.groups
+    lucky = [one for one in known if one.recall >= LEAST_RECALL and not one.above_chance and one.by_chance < 1]
+    if lucky:
+        listed = ", ".join(f"{one.name!r} (recall {one.recall:.2f}, by chance {one.by_chance:.2f})" for one in lucky)
+        said.append(f"Groups that are drawn at random find these true groups about as well: {listed}.")
     if agrees is not None and agrees.worst.recall < LEAST_RECALL:
         worst = agrees.worst
         said.append(

@@ -13,6 +13,10 @@ LEAST_STABILITY = 0.7
 """Mean adjusted Rand index between repetitions below which groups are called chance."""
 LEAST_RECALL = 0.7
 """Share of a true group that has to be found for the groups to stand in for it."""
+DRAWS = 500
+"""Random groupings that show what recall chance gives."""
+MOST_BY_CHANCE = 0.05
+"""Share of these that may find the true groups of a class as well as the groups that were found."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,10 @@ class TrueGroup:
         count: rows of it on the validation part.
         recall: share of them in the found groups that are read as it.
         precision: share of it among the rows of those found groups; None where none is read as it.
-        by_chance: recall that found groups of chance would have: one in the number of true groups of the class.
+        by_chance: mean recall of groups of the same sizes whose rows are drawn at random. They are read by these rows
+            as well, so that of a small true group, or of many found ones, it is far above one in the number of groups.
+        above_chance: whether fewer than `MOST_BY_CHANCE` of such draws find the true groups of the class as well, by
+            their mean recall. (A large found group has a high recall of whatever it is read as.)
     """
 
     name: str
@@ -50,6 +57,7 @@ class TrueGroup:
     recall: float
     precision: float | None
     by_chance: float
+    above_chance: bool
 
 
 @dataclass(frozen=True)
@@ -118,25 +126,27 @@ def agreement(found: np.ndarray, true: np.ndarray, names: Sequence[str], classes
     for number in np.unique(classes):
         rows = classes == number
         cells, of_cell = np.unique(true[rows], return_inverse=True)
-        parts, of_part = np.unique(found[rows], return_inverse=True)
+        _, of_part = np.unique(found[rows], return_inverse=True)
         if len(cells) < 2:
             continue
-        table = np.zeros((len(cells), len(parts)), dtype=np.int64)
-        np.add.at(table, (of_cell, of_part), 1)
+        table = _table(of_cell, of_part)
         sizes = table.sum(axis=1)
-        largest_first = np.argsort(-sizes, kind="stable")
-        rates = table / sizes[:, None]
-        read_as = largest_first[rates[largest_first].argmax(axis=0)]
+        hits, covered = _read(table)
+        recalls = hits / sizes
+        random = np.random.default_rng(0)
+        drawn = np.array(
+            [_read(_table(of_cell, random.permutation(of_part)))[0] / sizes for _ in range(DRAWS)]
+        )  # [DRAWS, cells]
+        as_good = float((drawn.mean(axis=1) >= recalls.mean() - 1e-9).mean())
         for place, cell in enumerate(cells):
-            own = read_as == place
-            hits, covered = int(table[place, own].sum()), int(table[:, own].sum())
             groups.append(
                 TrueGroup(
                     names[cell],
                     int(sizes[place]),
-                    hits / int(sizes[place]),
-                    hits / covered if covered else None,
-                    1 / len(cells),
+                    int(hits[place]) / int(sizes[place]),
+                    int(hits[place]) / int(covered[place]) if covered[place] else None,
+                    float(drawn[:, place].mean()),
+                    as_good < MOST_BY_CHANCE,
                 )
             )
     if not groups:
@@ -146,3 +156,19 @@ def agreement(found: np.ndarray, true: np.ndarray, names: Sequence[str], classes
         )
     several = np.isin(true, [names.index(group.name) for group in groups])
     return Agreement(rand_within_classes(found[several], true[several], classes[several]), tuple(groups))
+
+
+def _table(of_cell: np.ndarray, of_part: np.ndarray) -> np.ndarray:
+    """Rows of each true group in each found one, [cells, parts]."""
+    table = np.zeros((of_cell.max() + 1, of_part.max() + 1), dtype=np.int64)
+    np.add.at(table, (of_cell, of_part), 1)
+    return table
+
+
+def _read(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each true group, [cells]: its rows in found groups that are read as it, and all rows of these."""
+    sizes = table.sum(axis=1)
+    largest_first = np.argsort(-sizes, kind="stable")
+    rates = table / sizes[:, None]
+    own = largest_first[rates[largest_first].argmax(axis=0)] == np.arange(len(table))[:, None]
+    return (table * own).sum(axis=1), (table.sum(axis=0) * own).sum(axis=1)

@@ -18,7 +18,7 @@ from hf_cgd.cli.parser import OneLineParser
 from hf_cgd.experiments.cluster import Cluster
 from hf_cgd.experiments.grid import Grid, has_option
 from hf_cgd.experiments.presets import PRESETS, Preset
-from hf_cgd.experiments.records import load_results
+from hf_cgd.experiments.records import load_results, other_sources
 from hf_cgd.experiments.runner import Outcome, run_grid
 from hf_cgd.experiments.selection import choose
 from hf_cgd.experiments.summary import (
@@ -237,6 +237,12 @@ def _show(preset: Preset, outcome: Outcome, folder: Path) -> None:
         text += (
             f"\n{COLLAPSED}: the model predicts one class for all examples, so it has learned nothing, whatever its "
             "score. Such values are chosen only where no others have finished.\n"
+        )
+    changed = other_sources(grid, folder)
+    if changed:
+        text += (
+            f"\nNot all of these runs are of the same sources: {'; '.join(changed)}. They may not compare: run them "
+            "again in another output_dir.\n"
         )
     print(text)
     write_whole(folder / "tables.md", text)

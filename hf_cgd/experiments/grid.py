@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hf_cgd.metrics.group_metrics import lower_is_better, tells_direction
 from hf_cgd.objectives import KNOBS, knobs_of, objective_named
 
+GREATER = "greater_is_better"
+TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
+"""As a command line takes them."""
 Setting = tuple[tuple[str, Any], ...]
 """Options and their values, in the order of the grid."""
 
@@ -49,11 +53,12 @@ class Grid:
         options: further options of the recipe, the same for all runs.
         objective_options: {objective: options} of its runs alone.
         metric: what is chosen by, on the validation split, and the best epoch too: a metric of
-            `hf_cgd.metrics.group_metrics`.
+            `hf_cgd.metrics.group_metrics`. Where its name does not say which direction is better, or the
+            wrong one, `options` hold `greater_is_better`.
 
     Raises:
-        ValueError: an unknown objective, an empty or repeated list of values, an option that is given twice, or values
-            of a knob that none of the objectives has.
+        ValueError: an unknown objective, an empty or repeated list of values, an option that is given twice, values
+            of a knob that none of the objectives has, or a metric of unknown direction.
     """
 
     recipe: str
@@ -79,6 +84,7 @@ class Grid:
                 raise ValueError(f"{name!r}: {_base(name)} has no option {', '.join(foreign)}. Remove it.")
         for name, choices in (*self.values.items(), *self.conditions.items()):
             _require_distinct(name, choices)
+        self._require_direction()
         named = [_own_options(name) for name in self.objectives]
         sources = [self.values, self.conditions, self.options, *self.objective_options.values(), *named]
         reserved = {"objective", "seed", "output_dir", "resume_from_checkpoint"}
@@ -99,6 +105,25 @@ class Grid:
                 f"None of {', '.join(self.objectives)} has {', '.join(idle)}. Remove these values, or add an "
                 "objective that has them."
             )
+
+    @property
+    def lower_is_better(self) -> bool:
+        """The direction of `metric`: what `greater_is_better` of the options says, else its name."""
+        greater = self.options.get(GREATER)
+        return lower_is_better(self.metric) if greater is None else str(greater).lower() in FALSE
+
+    def _require_direction(self) -> None:
+        greater = self.options.get(GREATER)
+        if greater is None and not tells_direction(self.metric):
+            raise ValueError(
+                f"metric={self.metric!r}: nothing says whether higher or lower values of it are better. Say it in the "
+                f"options: {GREATER}: true, or false."
+            )
+        if greater is not None and str(greater).lower() not in (*TRUE, *FALSE):
+            raise ValueError(f"{GREATER} must be true or false, got {greater!r}.")
+        others = (self.values, self.conditions, *self.objective_options.values())
+        if any(GREATER in options for options in others):
+            raise ValueError(f"{GREATER} is one for all runs, which are compared by one metric: keep it in options.")
 
     @property
     def chosen_on(self) -> tuple[int, ...]:

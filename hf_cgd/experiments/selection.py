@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hf_cgd.experiments.grid import Grid, Run, Setting, runs_of
-from hf_cgd.metrics import ONE_CLASS, lower_is_better
+from hf_cgd.metrics import ONE_CLASS
 
 LAST_EVALUATIONS = 3
 """How many evaluations at the end of a run are averaged, to set beside the best one."""
@@ -100,7 +100,7 @@ def choose(grid: Grid, results: Sequence[RunResult]) -> list[Choice]:
             ]
             if not scored:
                 continue
-            sign = -1 if lower_is_better(grid.metric) else 1
+            sign = -1 if grid.lower_is_better else 1
             point, score = max(
                 scored,
                 key=lambda pair: (-_collapsed(grid, condition, objective, pair[0], known), sign * pair[1]),

@@ -7,7 +7,8 @@ import numpy as np
 
 from hf_cgd.experiments.grid import Grid, Setting, runs_of, setting_name, value_name
 from hf_cgd.experiments.selection import LAST_EVALUATIONS, Choice, RunResult
-from hf_cgd.metrics import GroupReport, GroupRow, wilson_interval
+from hf_cgd.metrics import GroupReport, GroupRow
+from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.metrics.tables import in_units
 from hf_cgd.plots import comparison_figure, sweep_figure
 
@@ -121,7 +122,7 @@ def _standing(results: Sequence[RunResult], split: str) -> tuple[str, str, str]:
         means = {name: float(np.mean([table[name][0] for table in tables])) for name in shared}
         worst = min(shared, key=means.__getitem__)
         count = min(table[worst][1] for table in tables)
-        low, high = wilson_interval(round(means[worst] * count), count)
+        low, high = wilson_of_share(means[worst], count)
         known = f"n = {count}, {100 * low:.1f}-{100 * high:.1f}"
     return mark, worst, known
 

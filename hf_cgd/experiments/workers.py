@@ -26,9 +26,11 @@ from hf_cgd.experiments.records import (
     LOG_FILE,
     RUN_FILE,
     all_options,
+    differing,
     evaluations_in,
     finished_result,
     option_words,
+    sources_of,
     write_run,
 )
 from hf_cgd.experiments.selection import RunResult, validation_score
@@ -125,8 +127,10 @@ class WorkerPool:
 
     def _train(self, run: Run, folder: Path, log: IO[bytes], environment: Mapping[str, str]) -> RunResult | Failure:
         options = all_options(self.grid, run)
-        state: dict[str, Any] = {"recipe": Path(self.grid.recipe).name, "options": options}
-        checkpoint = _last_checkpoint(folder) if (folder / RUN_FILE).exists() else None
+        state: dict[str, Any] = {
+            "recipe": Path(self.grid.recipe).name, "options": options, "sources": sources_of(self.grid, run)
+        }  # fmt: skip
+        checkpoint = _last_checkpoint(folder) if _may_go_on(folder, state["sources"]) else None
         write_run(folder, state)
         report = folder / REPORT_FILE
         # Left over from a run that ended after its report, before it was taken note of.
@@ -210,6 +214,16 @@ def _claimed(log: IO[bytes], waits: bool) -> Iterator[bool]:
         yield False
     else:
         yield True
+
+
+def _may_go_on(folder: Path, sources: Mapping[str, str]) -> bool:
+    """Whether a run was begun here, on the files that there are now; what is of both would be of neither."""
+    path = folder / RUN_FILE
+    then = json.loads(path.read_text(encoding="utf-8")).get("sources", {}) if path.exists() else None
+    changed = [] if then is None else [name for name in differing(then, sources) if name != "hf_cgd"]
+    if changed:
+        logger.warning("%s: %s changed since it was begun, the run starts anew", folder, ", ".join(changed))
+    return then is not None and not changed
 
 
 def _last_checkpoint(folder: Path) -> str | None:

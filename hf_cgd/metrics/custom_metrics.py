@@ -169,10 +169,16 @@ def declared_directions(metrics: Mapping[str, GroupMetric]) -> dict[str, Any]:
 
 def direction_of(wanted: str, metrics: Mapping[str, GroupMetric]) -> bool | None:
     """Whether greater is better for a (possibly prefixed) metric, where one of these says so itself; else None."""
+    meant = metric_meant(wanted, metrics)
+    return None if meant is None else meant.greater_is_better
+
+
+def metric_meant(wanted: str, metrics: Mapping[str, GroupMetric]) -> GroupMetric | None:
+    """Which of the metrics a (possibly prefixed) name is of; None for none of them."""
     own = wanted.split("/")[0]
     meant = [name for name in metrics if own == name or own.endswith(f"_{name}")]
     # "my_risk" is that metric, and not "risk" behind a prefix.
-    return metrics[max(meant, key=len)].greater_is_better if meant else None
+    return metrics[max(meant, key=len)] if meant else None
 
 
 def lower_is_better_by_name(name: str) -> bool:

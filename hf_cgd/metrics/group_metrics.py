@@ -15,7 +15,7 @@ import numpy as np
 from scipy.stats import pearsonr
 
 from hf_cgd.data.training_groups import IGNORED
-from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
+from hf_cgd.metrics.custom_metrics import lower_is_better_by_name, says_direction
 from hf_cgd.metrics.group_rows import rows_of_groups
 from hf_cgd.metrics.intervals import wilson_interval
 from hf_cgd.models.example_losses import CLASSIFICATION, REGRESSION
@@ -36,7 +36,18 @@ def is_interval(metric: str) -> bool:
 
 def lower_is_better(metric: str) -> bool:
     """Whether a (possibly prefixed) metric is one to minimise: losses, errors and the like (`LOWER`)."""
-    return lower_is_better_by_name(own_name(metric).rstrip("/"))
+    return lower_is_better_by_name(_telling_part(metric))
+
+
+def tells_direction(metric: str) -> bool:
+    """Whether a (possibly prefixed) metric name says which direction is better."""
+    return says_direction(_telling_part(metric))
+
+
+def _telling_part(metric: str) -> str:
+    """The part of a metric's name that says which direction is better: not its group, nor which bound it is."""
+    own = own_name(metric).rstrip("/")
+    return re.sub(r"_(low|high)$", "", own) if is_interval(metric) else own
 
 
 def is_group_metric(metric: str) -> bool:

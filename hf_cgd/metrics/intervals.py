@@ -1,9 +1,10 @@
 """Confidence intervals for the metrics of a group."""
 
 from collections.abc import Callable
+from math import sqrt
 
 import numpy as np
-from scipy.stats import binomtest
+from scipy.stats import binomtest, norm
 
 FEWEST = 5
 """Examples that a stratum of a bootstrap must have. Draws from fewer vary too little: of a class of one example the
@@ -20,6 +21,20 @@ def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> tuple
     """
     interval = binomtest(int(correct), int(total)).proportion_ci(confidence, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+def wilson_of_share(share: float, total: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The same of a share that need not be one of whole examples: what .8 is known to on 2, or a mean over runs.
+
+    Args:
+        share: in [0, 1].
+        total: trials, >= 1.
+        confidence: in (0, 1).
+    """
+    z2 = float(norm.ppf((1 + confidence) / 2)) ** 2
+    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
+    half = sqrt(z2 * (share * (1 - share) / total + z2 / (4 * total**2))) / (1 + z2 / total)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def bootstrap_interval(

@@ -1,7 +1,7 @@
 """Which labels fit a model: every check that can be made of a whole column, and of a batch."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from hf_cgd.data.columns import Column, is_missing, listed_rows
 from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.models.example_losses import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from hf_cgd.monitors import GroupRobustWarning
+
+SHOWN_CLASSES = 10
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,25 @@ def require_same_classes(name: str, trained: Column, other: Column, where: str) 
             f"Column {name!r} of the {where}: expected the classes in the order of training, {list(first)}, got "
             f"{list(second)}. Use dataset.align_labels_with_mapping(label2id, {name!r})."
         )
+
+
+def other_order(name: str, column: Column, outputs: Sequence[str]) -> str:
+    """What is wrong where model and data have classes of one name at different numbers; "" where none has.
+
+    Args:
+        name, column: the labels.
+        outputs: names of the model's classes.
+    """
+    classes = list(column.class_names or ())
+    moved = [one for one in classes if one in outputs and list(outputs).index(one) != classes.index(one)]
+    if not moved:
+        return ""
+    return (
+        f"The model's classes are {list(outputs)[:SHOWN_CLASSES]}, those of column {name!r} {classes[:SHOWN_CLASSES]}"
+        f": {moved[0]!r} is not the same number in both, so that its right answers count as wrong. Use "
+        f"dataset.align_labels_with_mapping(model.config.label2id, {name!r}); or, for a model that is still to learn "
+        "them, give it the names in the order of the data (id2label, label2id)."
+    )
 
 
 def _scalar(value: Any) -> Any:

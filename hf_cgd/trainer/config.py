@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from hf_cgd.data.sampling import GROUP_SAMPLINGS, GroupSampling
 from hf_cgd.gradients import ENGINES, Engine
 from hf_cgd.gradients.scope import parse_gradient_layers
-from hf_cgd.metrics import lower_is_better
+from hf_cgd.metrics.group_metrics import lower_is_better, tells_direction
 from hf_cgd.models.heads import TOKEN_REDUCTIONS, TokenReduction
 from hf_cgd.monitors import NONFINITE, NonFinite
 from hf_cgd.objectives import CORAL, IRM, KNOBS, OBJECTIVES, PGI, Objective, build_objective
@@ -215,8 +215,11 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
     """
 
     def __post_init__(self) -> None:
+        self.direction_is_a_guess = False
+        """Whether neither the user nor the name of `metric_for_best_model` says which direction is better."""
         if self.metric_for_best_model is not None and self.greater_is_better is None:
             self.greater_is_better = not lower_is_better(self.metric_for_best_model)
+            self.direction_is_a_guess = not tells_direction(self.metric_for_best_model)
         _read_numbers(self)
         super().__post_init__()
         self.class_weights = _as_class_weights(self.class_weights)

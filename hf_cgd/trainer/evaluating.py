@@ -12,8 +12,14 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, has_length
 
 from hf_cgd.data.training_groups import IGNORED
-from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, names_of
-from hf_cgd.metrics.group_metrics import collapse_beside, is_group_metric, lower_is_better, metric_names
+from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, metric_meant, names_of
+from hf_cgd.metrics.group_metrics import (
+    collapse_beside,
+    is_group_metric,
+    lower_is_better,
+    metric_names,
+    tells_direction,
+)
 from hf_cgd.metrics.names import require_known_metric
 from hf_cgd.metrics.token_metrics import OF_ANSWERS, OF_LANGUAGE, span_scores, token_metric_names
 from hf_cgd.models.example_losses import REGRESSION
@@ -240,6 +246,8 @@ class EvaluatingTrainer(Trainer):
         elif wanted is not None and not isinstance(self.args, GroupOptions) and is_group_metric(wanted):
             # The parent goes by the last letters of the name, which may be those of a group, and knows no "mse".
             self.args.greater_is_better = not lower_is_better(wanted)
+        if wanted is not None and not is_last_call and metric_meant(wanted, self._own_metrics) is None:
+            self._warn_of_direction(wanted)
         evaluates = self.eval_dataset is not None and self.args.eval_strategy != "no"
         # A subclass, or metrics of the user's, may give any other name.
         of_a_subclass = type(self).evaluate is not Trainer.evaluate
@@ -269,6 +277,26 @@ class EvaluatingTrainer(Trainer):
             by_set = {name: [*known, *names_of(self._own_metrics, evaluation.names)] for name, known in by_set.items()}
         hint = "prediction_loss_only=True leaves no other metric." if self.args.prediction_loss_only else ""
         require_known_metric(wanted, by_set, is_last_call or bool(hint), hint or self._hint_at_groups(sets))
+
+    def _warn_of_direction(self, wanted: str) -> None:
+        """Warn where the direction of `metric_for_best_model` is a guess, or is not what its name says."""
+        greater = self.args.greater_is_better
+        if getattr(self.args, "direction_is_a_guess", False):
+            warnings.warn(
+                f"Nothing says whether higher or lower values of metric_for_best_model={wanted!r} are better; higher "
+                "ones are taken to be, so that of a cost the worst model is kept. Say it: greater_is_better=True or "
+                "False.",
+                GroupRobustWarning,
+                stacklevel=4,
+            )
+        elif greater is not None and tells_direction(wanted) and greater is lower_is_better(wanted):
+            warnings.warn(
+                f"{'Higher' if greater else 'Lower'} values of metric_for_best_model={wanted!r} are taken to be "
+                f"better (greater_is_better={greater}), although its name says the opposite. If that is a mistake, "
+                "the worst model is kept.",
+                GroupRobustWarning,
+                stacklevel=4,
+            )
 
     def _hint_at_groups(self, sets: Mapping[str, Any]) -> str:
         """Why there are no metrics of groups; "" where each evaluation set has some."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from hf_cgd.data.attached import RowsWithGroups, parts_of, reads_columns, rows_tell
 from hf_cgd.data.collator import (
@@ -154,12 +154,6 @@ class GroupSetup:
     def counts_of_evaluated(self) -> dict[str, int] | None:
         """The same where the groups that are evaluated are the training groups, else None."""
         return self.train_counts if self.evaluation.are_of_training else None
-
-    def by_name(self, values: Tensor | None) -> dict[str, float] | None:
-        """A value of each training group, [K], by name; None for None, and where other groups are evaluated."""
-        if values is None or self.groups is None or not self.evaluation.are_of_training:
-            return None
-        return dict(zip(self.groups.names, values.tolist(), strict=True))
 
     @property
     def extra_columns(self) -> list[str]:

@@ -1,5 +1,6 @@
 """What a trainer knows about the labels of its data sets: checked as whole columns, before the first step."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from hf_cgd.data.attached import rows_tell
 from hf_cgd.data.columns import Column
 from hf_cgd.models.example_losses import CLASSIFICATION
 from hf_cgd.models.heads import Head
-from hf_cgd.models.labels import LabelChecks, require_same_classes
-from hf_cgd.models.outputs import declared_problem_type
+from hf_cgd.models.labels import LabelChecks, other_order, require_same_classes
+from hf_cgd.models.outputs import class_names_of, declared_problem_type
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.sample import Sample
 
 
@@ -44,6 +46,7 @@ class LabelSetup:
             self.outputs = sample.outputs_of(model, renamed)
         self.declared = declared_problem_type(model)
         self.checks = LabelChecks(self.outputs, self.declared, own_loss)
+        self._names = class_names_of(model)
         self.kind: str | None = None
         """The problem type by the labels that were read; None where none were, or they do not tell."""
         self.may_be_shares = False
@@ -85,6 +88,9 @@ class LabelSetup:
             raise
         if kind == CLASSIFICATION:
             require_same_classes(name, self._trained or column, column, where)
+            wrong = "" if self._trained is not None else other_order(name, column, self._names)
+            if wrong:
+                warnings.warn(wrong, GroupRobustWarning, stacklevel=2)
         self._trained = self._trained or column
         if kind is None and all(isinstance(value, (int, np.integer)) for value in column.factors[0]):
             self.may_be_shares = True

@@ -24,6 +24,7 @@ from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog, run_history
 from hf_cgd.trainer.own_loss import source_of_loss
+from hf_cgd.trainer.resume import WeightsThen, saved_weights
 from hf_cgd.trainer.run_facts import (
     data_facts,
     is_timm,
@@ -47,6 +48,17 @@ class PublishingTrainer(Trainer):
     _setup: GroupSetup
     _own_metrics: dict[str, GroupMetric]
     _group_log: GroupLog | None
+    _kept_step: int | None = None
+    """The step whose model a run has loaded at its end."""
+    _kept_weights: WeightsThen | None = None
+    """The group weights of then."""
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        checkpoint = self.state.best_model_checkpoint
+        if checkpoint is not None:
+            # A table of this model beside the weights of the last step would mix two models.
+            self._kept_step, self._kept_weights = self.state.best_global_step, saved_weights(checkpoint)
 
     def run_record(
         self,
@@ -69,8 +81,8 @@ class PublishingTrainer(Trainer):
         loss, setup, own = self.robust_loss, self._setup, source_of_loss(self)
         prefixes = self.group_evaluation.prefixes
         reports = {name: self._report_of(prefix) for prefix, name in zip(prefixes, _set_names(prefixes), strict=True)}
-        alpha, names = self._weights(), () if setup.groups is None else setup.groups.names
-        weights = {} if alpha is None else dict(zip(names, alpha.tolist(), strict=True))
+        then = self._weights_of_model()
+        weights = {} if then is None else then.weights
         cosines = None if loss is None or loss.interactions is None else loss.interactions.cosines
         matrix = None if cosines is None else as_json(cosines)
         has_met = matrix is not None and any(one is not None for row in matrix for one in row)
@@ -87,6 +99,7 @@ class PublishingTrainer(Trainer):
             interactions=matrix if has_met else None,
             weights=weights,
             steps=self.state.global_step,
+            kept_step=self._kept_step,
             model=model_facts(self._unwrapped(), finetuned_from, task, self._class_names()),
             data=data_facts(
                 {"train": self.train_dataset, **self._evaluation_sets()}, dataset_tags, dataset,
@@ -171,8 +184,9 @@ class PublishingTrainer(Trainer):
         names, objective, setup = self._setup.evaluation.names, self.group_objective.name, self._setup
         own = source_of_loss(self)
         objective += "" if own is None else f", loss by {own}"
-        weights, counts = setup.by_name(self._weights()), setup.counts_of_evaluated
-        step = None if self.robust_loss is None else self.robust_loss.steps
+        then = self._weights_of_model() if setup.evaluation.are_of_training else None
+        weights, step = (None, None) if then is None else then
+        counts = setup.counts_of_evaluated
         report = self.group_evaluation.report(prefix, names, objective, counts, weights, step)
         return replace(report, **declared_directions(self._own_metrics))
 
@@ -186,6 +200,14 @@ class PublishingTrainer(Trainer):
     def _weights(self) -> Tensor | None:
         alpha = None if self.robust_loss is None else self.robust_loss.alpha
         return None if alpha is None else alpha.to("cpu", torch.float64, copy=True)
+
+    def _weights_of_model(self) -> WeightsThen | None:
+        """The group weights of the step that the model is of, None where there are none."""
+        alpha, groups = self._weights(), self._setup.groups
+        if alpha is None or groups is None or self.robust_loss is None:
+            return None
+        now = WeightsThen(dict(zip(groups.names, alpha.tolist(), strict=True)), self.robust_loss.steps)
+        return self._kept_weights or now
 
     def _unwrapped(self) -> nn.Module:
         assert self.model is not None

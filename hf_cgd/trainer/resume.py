@@ -18,7 +18,7 @@ Before it is written, `mark_incomplete` takes the mark from an older one of the 
 import math
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -159,6 +159,23 @@ def saved_entry(
     if saved is not None and settings is not None:
         saved["settings"] = dict(settings)
     return {"args": {}, "attributes": {"saved": saved}}
+
+
+class WeightsThen(NamedTuple):
+    """Group weights by name, and the optimizer steps after which they were so."""
+
+    weights: dict[str, float]
+    steps: int
+
+
+def saved_weights(checkpoint: str) -> WeightsThen | None:
+    """The group weights of a checkpoint; None where it holds none."""
+    state = TrainerState.load_from_json(os.path.join(checkpoint, TRAINER_STATE_NAME))
+    assert isinstance(state.stateful_callbacks, dict)
+    saved = state.stateful_callbacks.get(ENTRY, saved_entry(None))["attributes"]["saved"]
+    if saved is None or saved["alpha"] is None:
+        return None
+    return WeightsThen(dict(zip(saved["groups"]["names"], saved["alpha"], strict=True)), saved["steps"])
 
 
 def save_tensors(robust_loss: GroupRobustLoss, of_steps: LossState, folder: str, is_main_process: bool) -> None:

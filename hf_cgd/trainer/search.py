@@ -1,12 +1,17 @@
 """What the trials of a hyperparameter search are compared by."""
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import Trainer, TrainingArguments
 
 from hf_cgd.metrics.group_metrics import collapse_beside, lower_is_better
+from hf_cgd.monitors import GroupRobustWarning
+
+DIRECTIONS = ("minimize", "maximize")
+"""Those of one number; of several there is a list."""
 
 
 class WorstGroupSearch(Trainer):
@@ -54,15 +59,33 @@ def comparison(
         direction: the user's own; None for that of the metric, or for "minimize" with a function of one's own.
         log_history: gives the log of the trial so far.
         of_groups: the metric where none was named.
+
+    Raises:
+        ValueError: a direction that is not the metric's.
     """
     if compute_objective is not None:
+        if direction is None:
+            warnings.warn(
+                "compute_objective is given without a direction, so that its lowest value wins, as in the Trainer. Of "
+                "an accuracy that is the worst trial: pass direction='maximize'. Pass 'minimize' if it is meant.",
+                GroupRobustWarning,
+                stacklevel=3,
+            )
         return compute_objective, direction or "minimize"
     name = args.metric_for_best_model or of_groups
     name = name if name.startswith("eval_") else f"eval_{name}"
     # A metric of the user's own has the direction that was declared, not that of its name.
     is_declared = args.metric_for_best_model is not None and args.greater_is_better is not None
     lower = not args.greater_is_better if is_declared else lower_is_better(name)
+    if direction in DIRECTIONS and getattr(args, "direction_is_a_guess", False):
+        lower = direction == "minimize"
     usual = "minimize" if lower else "maximize"
+    if direction in DIRECTIONS and direction != usual:
+        raise ValueError(
+            f"direction={direction!r} would choose the worst trial: of {name!r} {'lower' if lower else 'higher'} "
+            f"values are better. Leave direction out, set greater_is_better={lower} if they are not, or pass a "
+            "compute_objective."
+        )
     return lambda metrics: best_so_far(name, lower, metrics, log_history()), direction or usual
 
 

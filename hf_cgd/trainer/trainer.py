@@ -134,6 +134,7 @@ class GroupRobustTrainer(
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
         self._require_that_groups_were_sampled()
+        self._kept_step = self._kept_weights = None
         self.robust_loss, self._group_log = self._run_state.begin(
             self._build_loss, self.args, self.state, self._drawn, self._settings_of_run
         )

@@ -309,6 +309,37 @@ def test_every_objective_is_explained() -> None:
     assert "langle" in str(explained(CGD(scaling="gradient").identity()).weights)
 
 
+@pytest.mark.parametrize("objective", ["cgd", "erm"])
+def test_a_model_of_an_earlier_step_stands_beside_the_weights_of_then(tmp_path: Path, objective: str) -> None:
+    """The first evaluation is the best one; weights of that step are in the log, those of the last step others."""
+    knobs = {"step_size": 0.5} if objective == "cgd" else {"step_size": None}
+    options = dict(objective=objective, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+                   logging_steps=1, metric_for_best_model="sank", load_best_model_at_end=True, **knobs)  # fmt: skip
+    numbers = iter(range(9, 0, -1))
+    options |= {"greater_is_better": True}
+    trainer = build_trainer(tmp_path, options, compute_metrics=lambda _: {"sank": float(next(numbers))})
+    trainer.train()
+    report = trainer.group_report()
+    logged = {log["step"]: log for log in trainer.state.log_history if f"group_weight/{NAMES[0]}" in log}
+    trainer.create_model_card()
+    record, text = load_run(tmp_path), card_of(trainer).text
+    assert (record.kept_step, record.steps) == (1, 4)
+    assert "The model, and its group weights, are those of step 1 of 4, not of the last." in text
+    if objective == "erm":
+        assert report.weights_step is None and record.weights == {}
+        return
+    then = {name: logged[1][f"group_weight/{name}"] for name in NAMES}
+    assert then != {name: logged[4][f"group_weight/{name}"] for name in NAMES}
+    assert {row.name: row.weight for row in report.rows} == record.weights == then and report.weights_step == 1
+    assert "(weights after step 1)" in str(report) and "Weights are those after optimizer step 1." in text
+    assert trainer.group_weights is not None and trainer.group_weights.tolist() != list(then.values())
+    # A run that keeps its last model has no such step.
+    trainer.args.load_best_model_at_end = False
+    numbers = iter(range(9, 0, -1))
+    trainer.train()
+    assert trainer.group_report().weights_step == 4 and trainer.run_record().kept_step is None
+
+
 def test_limits_in_words() -> None:
     rows = (
         GroupRow("a", count=50, accuracy=0.8, accuracy_low=0.67, accuracy_high=0.89),

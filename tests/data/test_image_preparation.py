@@ -10,7 +10,7 @@ import timm
 import torch
 from datasets import Dataset, DatasetDict
 from datasets import Image as ImageFeature
-from PIL import Image
+from PIL import ExifTags, Image
 from tiny import predicts_one_class
 from torch.utils.data import DataLoader, default_collate
 
@@ -163,3 +163,18 @@ def test_raw_and_wrapped_networks_train_alike(kind: str, splits: DatasetDict, tr
     for name, weight in twin.state_dict().items():
         torch.testing.assert_close(network.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
     assert run.evaluate()["eval_group_count/land"] == 9
+
+
+@pytest.mark.parametrize("form", ["jpg", "png", "tiff"])
+def test_photos_are_turned_as_datasets_turns_them(tmp_path: Path, form: str) -> None:
+    """A camera that is held upright stores a picture that lies on its side, and a note (EXIF) that says so."""
+    values = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    for orientation in range(1, 9):
+        notes = Image.Exif()
+        notes[ExifTags.Base.Orientation] = orientation
+        path = tmp_path / f"{orientation}.{form}"
+        Image.fromarray(values).save(path, exif=notes)
+        expected = ImageFeature().decode_example({"path": str(path), "bytes": None}).convert("RGB")
+        assert expected.size == ((6, 4) if orientation < 5 else (4, 6))
+        for value in (str(path), {"path": None, "bytes": path.read_bytes()}, Image.open(path)):
+            assert np.array_equal(np.asarray(opened_image(value)), np.asarray(expected))

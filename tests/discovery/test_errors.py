@@ -71,12 +71,12 @@ def test_agreement_with_true_groups() -> None:
     rare = by_name["labels:0 place:rare"]
     assert (rare.count, rare.recall, rare.precision) == (20, 0.75, 1.0)
     assert found.agreement.worst == rare and found.cautions == ()
-    assert "labels:0 place:rare (n = 20): recall 0.75 (0.50 by chance), precision 1.00" in str(found)
+    assert f"labels:0 place:rare (n = 20): recall 0.75 ({rare.by_chance:.2f} by chance), precision 1.00" in str(found)
 
 
 def test_true_groups_that_are_missed_are_warned_of() -> None:
     validation = rows(place=["a", "b"] * 80)
-    with pytest.warns(GroupRobustWarning, match=r"found to \d+% only \(50% would be chance\)"):
+    with pytest.warns(GroupRobustWarning, match=r"found to \d+% only \(4\d% would be chance\)"):
         groups_from_errors(
             rows(), answers(WRONG), validation=validation, validation_predictions=answers(WRONG, "unseen rows"),
             true_group_column="place",
@@ -104,6 +104,18 @@ def test_what_does_not_fit_is_refused() -> None:
         groups_from_errors(rows(), answers(WRONG[:80], labels=LABELS[:80]))
     with pytest.raises(ValueError, match=r"in repeats\[0\]"):
         groups_from_errors(rows(), answers(WRONG), repeats=[answers(WRONG, labels=1 - LABELS)])
+    # The same rows in another order: each would be given the answer to another one.
+    shuffled = rows().shuffle(seed=0)
+    with pytest.raises(ValueError, match=r"dataset: expected answers to its rows in their order, but row \d+ has"):
+        groups_from_errors(shuffled, answers(WRONG))
+    with pytest.raises(ValueError, match="validation: expected answers to its rows in their order"):
+        groups_from_errors(
+            rows(), answers(WRONG), validation=shuffled, validation_predictions=answers(WRONG, "unseen rows"),
+            true_group_column="x",
+        )  # fmt: skip
+    # Labels that a transform makes: several that are stored are one class.
+    graded = rows().remove_columns("labels").add_column("labels", (2 * LABELS + np.arange(160) % 2).tolist())
+    assert groups_from_errors(graded, answers(WRONG)).counts["land (wrong)"] == 20
     with pytest.raises(ValueError, match="go together"):
         groups_from_errors(rows(), answers(WRONG), validation=rows())
     with pytest.raises(ValueError, match="has a column 'found_group' already"):

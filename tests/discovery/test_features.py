@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from datasets import Dataset
+from datasets import ClassLabel, Dataset
 from tiny import image_dataset, text_dataset, tiny_distilbert
 from torch import nn
 from transformers import DistilBertForTokenClassification, default_data_collator
@@ -99,3 +99,15 @@ def test_what_has_no_labels_or_no_head_is_refused(model: nn.Module) -> None:
         example_features(DistilBertForTokenClassification(model.config), text_dataset())
     with pytest.raises(ValueError, match="under problem_type='regression'"):
         example_features(tiny_distilbert(1), text_dataset().map(lambda row: {"labels": 0}))
+
+
+def test_classes_in_another_order_than_the_models_are_refused() -> None:
+    """Its answers are numbers: the right ones would count as errors."""
+    data = text_dataset().cast_column("labels", ClassLabel(names=["no", "yes"]))
+    swapped = tiny_distilbert(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
+    with pytest.raises(
+        ValueError, match=r"classes are \['yes', 'no'\], those of column 'labels' \['no', 'yes'\]: 'no' is"
+    ):
+        example_features(swapped, data)
+    aligned = data.align_labels_with_mapping(swapped.config.label2id, "labels")
+    assert example_features(swapped, aligned).labels.tolist() == [1 - label for label in data["labels"][:]]

@@ -1,6 +1,7 @@
 """Stability and agreement of groups, against values by hand and scikit-learn's."""
 
 import math
+from math import comb
 
 import numpy as np
 import pytest
@@ -52,8 +53,21 @@ def test_recall_and_precision_by_hand() -> None:
     found = np.array([0] * 5 + [1] + [0] + [1] * 3 + [0, 1, 0, 1])
     measured = agreement(found, true, ["a", "b", "c"], classes)
     a, b = measured.groups
-    assert (a.name, a.count, a.recall, a.precision, a.by_chance) == ("a", 6, 5 / 6, 5 / 6, 0.5)
-    assert (b.name, b.count, b.recall, b.precision, b.by_chance) == ("b", 4, 3 / 4, 3 / 4, 0.5)
+    assert (a.name, a.count, a.recall, a.precision) == ("a", 6, 5 / 6, 5 / 6)
+    assert (b.name, b.count, b.recall, b.precision) == ("b", 4, 3 / 4, 3 / 4)
+    # All ways to draw the 6 rows of the first found group: k of a among them, read as a where k / 6 >= (6 - k) / 4.
+    ways = {k: comb(6, k) * comb(4, 6 - k) for k in range(2, 7)}
+    of_a = {k: k if k / 6 >= (6 - k) / 4 else 0 for k in ways}
+    of_b = {k: 6 - k if k / 6 < (6 - k) / 4 else 0 for k in ways}
+    # The second found group holds the rest.
+    of_a = {k: n + (6 - k if (6 - k) / 6 >= (k - 2) / 4 else 0) for k, n in of_a.items()}
+    of_b = {k: n + (k - 2 if (6 - k) / 6 < (k - 2) / 4 else 0) for k, n in of_b.items()}
+    total = sum(ways.values())
+    for group, hits, size in ((a, of_a, 6), (b, of_b, 4)):
+        expected = sum(ways[k] * hits[k] for k in ways) / size / total
+        assert expected > 0.55 and group.by_chance == pytest.approx(expected, abs=0.03)
+    as_good = sum(ways[k] for k in ways if of_a[k] / 6 + of_b[k] / 4 >= 5 / 6 + 3 / 4 - 1e-9) / total
+    assert a.above_chance == b.above_chance == (as_good < 0.05)
     assert measured.worst is b
     assert measured.adjusted_rand == pytest.approx(adjusted_rand_score(true[:10], found[:10]))
 
@@ -70,6 +84,20 @@ def test_a_class_that_is_left_whole_finds_nothing_of_its_minority() -> None:
     true = np.repeat([0, 1], [3, 7])
     a, b = agreement(np.zeros(10, dtype=int), true, ["a", "b"], np.zeros(10, dtype=int)).groups
     assert (a.recall, a.precision, b.recall) == (0.0, None, 1.0)
+
+
+def test_groups_drawn_at_random_do_not_pass_for_found() -> None:
+    """Five clusters of chance are read by the very rows of a small group that they are judged by."""
+    random = np.random.default_rng(0)
+    true, classes = np.repeat([0, 1], [95, 5]), np.zeros(100, dtype=int)
+    drawn = [agreement(random.integers(5, size=100), true, ["a", "b"], classes).groups[1] for _ in range(60)]
+    mean = np.mean([group.recall for group in drawn])
+    assert mean > 0.7, "one in two is no measure of chance"
+    assert np.mean([group.by_chance for group in drawn]) == pytest.approx(mean, abs=0.05)
+    assert np.mean([group.above_chance for group in drawn]) < 0.1
+    # One that is found in truth is far from it.
+    _, found = agreement(np.repeat([0, 1, 2, 3, 4], 20), np.repeat([0, 1], [80, 20]), ["a", "b"], classes).groups
+    assert found.recall == found.precision == 1.0 and found.above_chance
 
 
 def test_nothing_to_find_is_refused() -> None:

@@ -182,3 +182,20 @@ def test_a_point_whose_correlation_is_not_defined_takes_no_part() -> None:
     silent = RunResult(first, {"validation": {"mse": 0.2, "pearson": 0.9}}, {}, 1.0)
     (choice,) = choose(grid, [silent, result(second, 0.5, metric="worst_group_pearson")])
     assert choice.point == second.point and choice.candidates == 1
+
+
+def test_the_direction_of_a_metric_of_ones_own_is_asked_for_and_used() -> None:
+    """The runs are told it as well, so that it is the same for epochs and for values."""
+    made: dict[str, Any] = {"values": {"step_size": [1, 0.1]}, "seeds": (0,), "metric": "upkeep"}
+    with pytest.raises(ValueError, match="metric='upkeep': nothing says whether .* greater_is_better: true, or false"):
+        Grid(RECIPE, ("cgd",), **made)
+    for said, chosen in ((False, 0.1), ("false", 0.1), (True, 1), ("True", 1)):
+        grid = Grid(RECIPE, ("cgd",), options={"greater_is_better": said}, **made)
+        first, second = grid.search_runs()
+        results = [result(first, 0.9, metric="upkeep"), result(second, 0.2, metric="upkeep")]
+        assert dict(choose(grid, results)[0].point) == {"step_size": chosen}
+        assert grid.options_of(first)["greater_is_better"] == said
+    with pytest.raises(ValueError, match="greater_is_better is one for all runs"):
+        Grid(RECIPE, ("cgd",), objective_options={"cgd": {"greater_is_better": True}}, seeds=(0,))
+    with pytest.raises(ValueError, match="greater_is_better must be true or false, got 'up'"):
+        Grid(RECIPE, ("cgd",), options={"greater_is_better": "up"}, seeds=(0,))

@@ -16,6 +16,7 @@ from paths import ROOT
 from programs import HANGS, start
 
 from hf_cgd.experiments import Grid, load_results
+from hf_cgd.experiments.__main__ import main
 from hf_cgd.experiments.workers import worker_environments
 
 
@@ -165,3 +166,32 @@ def test_stopped_and_killed_programs(tmp_path: Path) -> None:
     assert [each.name for each in busy.busy] == ["erm/seed-0"] and not busy.results
     for process in processes_of(folder):
         os.kill(process, signal.SIGKILL)
+
+
+def test_runs_on_other_files_than_now_are_told_of_and_never_gone_on_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The options are the same words; what is in the file that they name is not."""
+    table = tmp_path / "reviews.csv"
+    table.write_text("text,label\na,1\n")
+    words = [RECIPE, "--objectives", "erm", "cgd", "--seeds", "0", "--output_dir", str(tmp_path / "runs")]
+    rest = ["--", "--dataset", str(table), "--group_column", "label"]
+    assert main([*words, *rest]) == 0 and "same sources" not in capsys.readouterr().out
+    table.write_text("text,label\nb,0\n")
+    assert main([*words, "--table", *rest]) == 0
+    assert f"same sources: {table} was another in 2 finished runs" in capsys.readouterr().out
+    assert "same sources" in (tmp_path / "runs/tables.md").read_text()
+    # One that has not finished has a checkpoint of the other table.
+    file = tmp_path / "runs/erm/seed-0/experiment.json"
+    state = json.loads(file.read_text())
+    del state["result"]
+    file.write_text(json.dumps(state))
+    (file.parent / "checkpoint-5").mkdir()
+    (file.parent / "checkpoint-5/trainer_state.json").write_text("{}")
+    assert main([*words, *rest]) == 0
+    assert starts(tmp_path / "runs")["erm/seed-0"] == ["None", "None"]
+    assert f"{table} was another in 1 finished run." in capsys.readouterr().out
+    # Runs of before this was noted are not judged.
+    for place in tmp_path.rglob("experiment.json"):
+        place.write_text(json.dumps({k: v for k, v in json.loads(place.read_text()).items() if k != "sources"}))
+    assert main([*words, "--table", *rest]) == 0 and "same sources" not in capsys.readouterr().out

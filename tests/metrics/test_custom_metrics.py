@@ -110,9 +110,9 @@ def test_the_best_model_is_chosen_by_them_and_the_report_shows_them(tmp_path: Pa
     assert trainer.state.best_global_step == 2
     report = trainer.group_report()
     head, first = str(report).splitlines()[:2]
-    assert "weights after step 3" in head and "share" in first and "fpr" in first
+    assert "weights after step 2" in head and "share" in first and "fpr" in first
     written = json.loads(json.dumps(report.to_dict()))
-    assert written["weights_step"] == 3 and written["overall"]["worst_group_share"] == 0.9
+    assert written["weights_step"] == 2 and written["overall"]["worst_group_share"] == 0.9
     assert written["groups"][0]["others"] == {"share": 0.9, "fpr": 0.1}
 
 

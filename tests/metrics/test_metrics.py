@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score
 from hf_cgd import GroupReport, GroupRobustWarning
 from hf_cgd.metrics import is_interval, lower_is_better, named_metrics, wilson_interval
 from hf_cgd.metrics.group_rows import rows_of_groups
+from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.metrics.tables import latex, markdown, plain
 from hf_cgd.models.example_losses import MULTI_LABEL, REGRESSION
 
@@ -73,6 +74,17 @@ def test_average_weighted_by_training_shares() -> None:
     )
     assert metrics["adjusted_accuracy"] == pytest.approx(0.894838, abs=1e-6)
     assert metrics["mean_group_accuracy"] == metrics["accuracy"] == pytest.approx(0.7375)
+
+
+@pytest.mark.parametrize("correct,total", [(8, 10), (0, 10), (10, 10), (1, 2)])
+def test_wilson_interval_of_a_share_that_no_count_gives(correct: int, total: int) -> None:
+    """Of counts it is the interval; between two counts it lies between theirs. Of .8 on 2 that of 2 is no answer."""
+    assert wilson_of_share(correct / total, total) == pytest.approx(wilson_interval(correct, total), abs=1e-12)
+    if correct < total:
+        between = wilson_of_share((correct + 0.5) / total, total)
+        assert wilson_interval(correct, total) < between < wilson_interval(correct + 1, total)
+    # z = 1.96: (.8 + z²/4) / (1 + z²/2) = .6027, and z √(.08 + z²/16) / (1 + z²/2) = .3797.
+    assert wilson_of_share(0.8, 2) == pytest.approx((0.2231, 0.9824), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,9 @@ def test_to_dict_round_trip(tmp_path: Path) -> None:
         ("eval_group_loss/sea", False),
         ("mse", False),
         ("worst_group_pearson", True),
+        ("eval_group_accuracy_low/loss", True),
+        ("group_perplexity_high/a", False),
+        ("group_perplexity_low/a", False),
     ],
 )
 def test_direction_of_the_best_metric(tmp_path: Path, metric: str, greater: bool) -> None:

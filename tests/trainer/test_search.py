@@ -10,6 +10,7 @@ import pytest
 from tiny import predicts_one_class, text_dataset, tiny_distilbert
 
 from hf_cgd import GroupRobustTrainer
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.search import comparison
 
 pytestmark = predicts_one_class
@@ -96,6 +97,24 @@ def test_a_comparison_of_ones_own(searching: Build) -> None:
         last.append([entry["eval_accuracy"] for entry in alone.state.log_history if "eval_accuracy" in entry][-1])
     found = search(searching(), compute_objective=lambda metrics: 7 + metrics["eval_accuracy"], direction="maximize")
     assert found.objective == 7 + max(last)
+
+
+def test_a_direction_that_would_choose_the_worst_trial_is_refused() -> None:
+    """Unless nothing but the direction says what is meant: then the best evaluation of a trial follows it."""
+
+    def args(metric: str, greater: bool | None = None, guess: bool = False) -> Any:
+        return SimpleNamespace(metric_for_best_model=metric, greater_is_better=greater, direction_is_a_guess=guess)
+
+    for metric, greater, wrong in [
+        ("worst_group_accuracy", None, "minimize"), ("eval_loss", False, "maximize"), ("cost", False, "maximize"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=f"direction='{wrong}' would choose the worst trial"):
+            comparison(args(metric, greater), None, wrong, list)
+    logs = [{"eval_cost": value} for value in (3.0, 1.0, 2.0)]
+    of, found = comparison(args("cost", True, guess=True), None, "minimize", lambda: logs)
+    assert (of(logs[-1]), found) == (1.0, "minimize")
+    with pytest.warns(GroupRobustWarning, match="without a direction, so that its lowest value wins"):
+        assert comparison(args("cost", True), len, None, list)[1] == "minimize"  # type: ignore[arg-type]
 
 
 def test_a_metric_that_is_not_there_is_named(searching: Build) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
+from datasets import ClassLabel, Dataset
 from tiny import logged, predicts_one_class, text_dataset, tiny_distilbert
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from hf_cgd import GroupRobustTrainer, GroupRobustWarning
+from hf_cgd import GroupRobustConfig, GroupRobustTrainer, GroupRobustWarning
 
 pytestmark = predicts_one_class
 
@@ -420,6 +421,57 @@ def test_metrics_may_be_assigned_later_and_subclasses_see_plain_labels(trainer: 
     assert metrics["eval_mine"] == metrics["eval_accuracy"] and seen == [(4,), (4,)]
     run.compute_metrics = None
     assert "eval_worst_group_accuracy" in run.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("metric", "greater", "said"),
+    [
+        ("my_cost", None, "Nothing says whether higher or lower values of metric_for_best_model='my_cost'"),
+        ("my_cost", False, None),
+        ("my_f1", None, None),
+        ("my_error_rate", None, None),
+        ("my_error_rate", True, "Higher values of metric_for_best_model='my_error_rate' are taken .* the opposite"),
+        ("my_f1", False, "Lower values of metric_for_best_model='my_f1' are taken .* the opposite"),
+        ("group_accuracy_low/cost", None, None),
+    ],
+)
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_best_model_by_a_guess_or_against_the_name_is_warned_of(
+    tmp_path: Path, metric: str, greater: bool | None, said: str | None, plain: bool
+) -> None:
+    """`TrainingArguments` do not tell what was given from what they made of the name: higher, but for "…loss"."""
+    data = rows(8).remove_columns("group").add_column("group", ["cost", "b"] * 4)
+    own: dict[str, Any] = {"metric_for_best_model": metric, "greater_is_better": greater, "use_cpu": True}
+    if plain:
+        args: Any = TrainingArguments(str(tmp_path), report_to=[], **own)
+        if metric == "my_error_rate":
+            said = "Higher values of metric_for_best_model='my_error_rate' are taken .* the opposite"
+        elif greater is None:
+            said = None
+    else:
+        args = GroupRobustConfig(str(tmp_path), report_to="none", **own)
+    given: dict[str, Any] = {"train_dataset": data, "eval_dataset": data, "group_column": "group"}
+    with nullcontext() if said is None else pytest.warns(GroupRobustWarning, match=said):
+        built = GroupRobustTrainer(Net(), args, compute_metrics=lambda _: {metric: 1.0}, **given)
+    if greater is not None:
+        assert built.args.greater_is_better is greater
+
+
+def test_a_model_whose_classes_are_in_another_order_than_the_datas_is_warned_of(tmp_path: Path) -> None:
+    """The oracle: what it answers by name, counted by hand, is what it gets once the labels are aligned."""
+    data = text_dataset(seed=1).cast_column("labels", ClassLabel(names=["no", "yes"]))
+    model = tiny_distilbert(id2label={0: "yes", 1: "no"}, label2id={"yes": 0, "no": 1})
+    tensors = data.with_format("torch")[:]
+    with torch.no_grad():
+        logits = model.eval()(input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]).logits
+    answers = [model.config.id2label[number] for number in logits.argmax(dim=1).tolist()]
+    right = np.mean([given == ["no", "yes"][label] for given, label in zip(answers, data["labels"][:], strict=True)])
+    args = GroupRobustConfig(str(tmp_path), objective="erm", group_column="group", report_to="none", use_cpu=True)
+    with pytest.warns(GroupRobustWarning, match="'no' is not the same number in both, so that its right answers"):
+        wrong = GroupRobustTrainer(model, args, eval_dataset=data).evaluate()
+    aligned = data.align_labels_with_mapping(model.config.label2id, "labels")
+    found = GroupRobustTrainer(model, args, eval_dataset=aligned).evaluate()
+    assert found["eval_accuracy"] == right == 1 - wrong["eval_accuracy"]
 
 
 def test_the_direction_under_plain_arguments(tmp_path: Path) -> None:
