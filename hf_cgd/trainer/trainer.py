@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from transformers.trainer_utils import TrainOutput
 
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.distributed.communication import Communication
+from hf_cgd.gradients import needs_static_shapes
 from hf_cgd.metrics import is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
 from hf_cgd.metrics.values import without_arrays
@@ -35,6 +37,7 @@ from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.reference_losses import Given, ReferenceLosses, column_of, reference_of
 from hf_cgd.trainer.resume import RunState
+from hf_cgd.trainer.same_batches import SameBatches
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
 from hf_cgd.trainer.trackers import TrackerPictures
@@ -93,6 +96,7 @@ class GroupRobustTrainer(
             reference_column=column_of(reference_losses, options),
         )  # fmt: skip
         self._engine_choice = EngineChoice(self.args)
+        self._same_batches = SameBatches(self._communication, asks=not needs_static_shapes(self.args.device))
         self._run_state = RunState()
         self._batches_left = 0
         """Micro-batches of the step in progress whose loss the objective has not formed."""
@@ -134,6 +138,7 @@ class GroupRobustTrainer(
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
         self._require_that_groups_were_sampled()
+        self._same_batches.require_same_length(self.callback_handler.train_dataloader)
         self.robust_loss, self._group_log = self._run_state.begin(
             self._build_loss, self.args, self.state, self._drawn, self._settings_of_run
         )
@@ -142,13 +147,15 @@ class GroupRobustTrainer(
 
     def begin_epoch(self) -> None:
         """Called when an epoch begins."""
+        self._same_batches.begin_epoch()
         self._engine_choice.watch_scope(self._network)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
         """The micro-batches of one optimizer step; their group counts are taken note of."""
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        own = self._same_batches.take(epoch_iterator, num_batches)
+        batches, num_items = super().get_batch_samples(iter(own), num_batches, device)
         self._batches_left = len(batches)
         if not batches or self._uses_parent_loss:
             return batches, num_items
@@ -253,6 +260,10 @@ class GroupRobustTrainer(
     def require_objective_used(self) -> None:
         """Called before an optimizer step."""
         require_objective_used(self, self.robust_loss, self._batches_left)
+
+    @property
+    def _communication(self) -> Communication:
+        return self._engine_choice.communication_of(self.accelerator)
 
     @property
     def _has_own_loss(self) -> bool:

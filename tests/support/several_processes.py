@@ -66,6 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
     "coral unlabelled": {"objective": "coral", "penalty_weight": 2.0, "unlabelled": range(30, 36)},
     "cgd unlabelled": {**CGD, "unlabelled": [3, 4, 30, 31, 33, 50]},
     "group_dro excess": {"objective": "group_dro", "step_size": 0.5, "reference_losses": "importance", **UNEVEN},
+    "group_dro split forward": {"objective": "group_dro", "step_size": 0.5, "forward_mode": "split"},
     "cgd excess": {**CGD, "micro_batches": 2, "weight_timing": "next", "reference_losses": CONSTANTS},
     "erm tokens": {"objective": "erm", "tokens": "gpt2"},
     "erm tokens accumulated": {"objective": "erm", "tokens": "gpt2", "micro_batches": 2},
