@@ -1,6 +1,6 @@
 """Processes that take the same steps: what one meets while it reads its batches, all of them learn, and end alike."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,8 +41,13 @@ class SameBatches:
         if self._asks:
             _require_same(self._numbers_of_all(len(loader) if has_length(loader) else 0), "in an epoch")
 
-    def take(self, batches: Iterator[Any], wanted: int) -> list[Any]:
+    def take(self, batches: Iterator[Any], wanted: int, look: Callable[[Any], None] = lambda batch: None) -> list[Any]:
         """The next batches of this process, `wanted` of them or what is left of the epoch; a collective.
+
+        Args:
+            batches: of the epoch.
+            wanted: for a step.
+            look: raises an error for a batch that cannot be trained on; called where there are other processes.
 
         Raises:
             ValueError: the processes have other numbers of batches left.
@@ -53,6 +58,8 @@ class SameBatches:
         try:
             for _ in range(wanted):
                 taken.append(next(batches))
+                if self._asks:
+                    look(taken[-1])
         except StopIteration:
             pass
         except Exception as error:

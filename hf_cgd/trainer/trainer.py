@@ -19,7 +19,9 @@ from hf_cgd.models.heads import ExampleHead, Head, head_of
 from hf_cgd.models.outputs import class_names_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.robust_loss.uncounted import silence_uncounted
 from hf_cgd.trainer.accumulation import AccumulatingTrainer
+from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
 from hf_cgd.trainer.continuity import warn_of_begun_stream
@@ -154,7 +156,7 @@ class GroupRobustTrainer(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
         """The micro-batches of one optimizer step; their group counts are taken note of."""
-        own = self._same_batches.take(epoch_iterator, num_batches)
+        own = self._same_batches.take(epoch_iterator, num_batches, self._require_usable)
         batches, num_items = super().get_batch_samples(iter(own), num_batches, device)
         self._batches_left = len(batches)
         if not batches or self._uses_parent_loss:
@@ -295,6 +297,14 @@ class GroupRobustTrainer(
                 self.accelerator.num_processes,
                 self.compute_loss_func,
             )
+
+    def _require_usable(self, batch: Mapping[str, Any]) -> None:
+        """Raise a ValueError for a batch that will be refused, while all processes can still learn of it."""
+        if self.robust_loss is None or self._uses_parent_loss:
+            return
+        ids = self._ids_of(without(batch, self._setup.keys_beside)[1], self._head.labels_in(batch, self.label_names))
+        if ids is not None and ids.device.type == "cpu" and self.robust_loss.engine is not None:
+            silence_uncounted(torch.zeros(len(ids)), ids, may_look=True)
 
     def _ids_of(self, beside: Mapping[str, Any], labels: Any) -> Tensor | None:
         return self._host_ids.of(beside, self._setup.key, labels, self._head)

@@ -31,6 +31,13 @@ def rows_with(bad_group: bool) -> Dataset:
     return text_dataset(ROWS).remove_columns("group").add_column("group", groups)
 
 
+def rows_without_labels() -> Dataset:
+    """Rows of which the second process has none with a label in the third step."""
+    rows = rows_with(False)
+    labels = [-100 if 30 <= row < 36 else label for row, label in enumerate(rows["labels"][:])]
+    return rows.remove_columns("labels").add_column("labels", labels)
+
+
 def stream_of_two_lengths() -> IterableDataset:
     """Two shards, of 48 rows and of 24."""
 
@@ -81,6 +88,7 @@ def runs(folder: Path) -> dict[str, Callable[[], None]]:
         "broken row, evaluation": lambda: run(
             folder, rows_with(False), rows_with(False).to_iterable_dataset(), collator=BrokenRow()
         ),
+        "no label": lambda: run(folder, rows_without_labels(), objective="cgd"),
         "uneven batches": lambda: run(
             folder, rows_with(False).select(range(51)), accelerator_config={"even_batches": False}
         ),

@@ -33,6 +33,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         ("unknown group, own shards", 1, "ValueError", "belongs to group '7', which is not one of the known groups"),
         ("broken row", 1, "OSError", SENTENCE),
         ("broken row, accumulated", 0, "OSError", SENTENCE),
+        ("no label", 1, "ValueError", "No example of the batch has a label"),
         ("broken row, evaluation", 0, "OSError", SENTENCE),
     ],
 )
