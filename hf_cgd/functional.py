@@ -367,7 +367,8 @@ def scale_gradients(losses: Tensor, logits: Tensor) -> Tensor:
             "from the very tensor that is passed as logits."
         )
     product = gradients.to(torch.promote_types(gradients.dtype, torch.float32)) * logits
-    return product.reshape(len(logits), -1).sum(dim=1)
+    # Nobody infers a width where a process holds no labelled example.
+    return product if product.ndim == 1 else product.flatten(1).sum(dim=1)
 
 
 def alternating_halves(group_ids: Tensor, earlier: Tensor) -> Tensor:

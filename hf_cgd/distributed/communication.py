@@ -57,6 +57,15 @@ class Communication:
         parts[self.rank] = part
         return self.sum(parts).flatten()
 
+    def texts(self, own: str) -> list[str]:
+        """The texts of all processes, in their order; all of them have to call."""
+        data = own.encode()
+        lengths = self.gather(torch.tensor([len(data)])).tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.long)
+        padded[: len(data)] = torch.tensor(list(data), dtype=torch.long)
+        rows = self.gather(padded).view(self.num_processes, -1).tolist()
+        return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
+
     def total(self, part: Tensor) -> Tensor:
         """Sum over the processes, with the gradient of this one's part.
 

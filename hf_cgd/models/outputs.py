@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 INPUT_NAMES = ("pixel_values", "input_ids", "input_values", "input_features")
 
@@ -76,7 +77,9 @@ def renamed_input(model: nn.Module, columns: Sequence[str], not_inputs: Sequence
 def split_forward(model: nn.Module, inputs: Mapping[str, Any], group_ids: Tensor) -> dict[str, Tensor]:
     """One forward pass for each group present; logits of all examples in the order of the batch.
 
-    Tensors with one entry per example are split, anything else goes to every pass as it is.
+    Tensors with one entry per example are split, anything else goes to every pass as it is. Of a network that is
+    spread over processes only the first pass goes through the wrapper: it waits for the others, which may hold another
+    number of groups.
     """
     logits = []
     for group in group_ids.unique().tolist():
@@ -88,6 +91,7 @@ def split_forward(model: nn.Module, inputs: Mapping[str, Any], group_ids: Tensor
             for name, value in inputs.items()
         }
         logits.append(logits_of(model(**part)))
+        model = model.module if isinstance(model, DistributedDataParallel) else model
     return {"logits": torch.cat(logits)[order_of_split(group_ids)]}
 
 

@@ -71,6 +71,8 @@ class EngineChoice:
         require_that_fsdp_runs(accelerator)
         if needs_static_shapes(args.device):
             _require_static_shapes(options.forward_mode, options.gradient_engine)
+        if options.forward_mode == "split" and accelerator.num_processes > 1:
+            _require_passes_without_others(model, accelerator)
         if objective.needs_gradients:
             engine, timing = options.gradient_engine, options.weight_timing
             require_supported(objective.name, model, args, accelerator, engine, timing)
@@ -96,7 +98,7 @@ class EngineChoice:
             ValueError: options, groups and model do not fit the objective.
         """
         args, options = self._args, options_of(self._args)
-        communication = self._communication_of(accelerator)
+        communication = self.communication_of(accelerator)
         engine = self._engine(objective, model, accelerator, communication) if objective.needs_gradients else None
         late = args.gradient_accumulation_steps > 1 or (engine is not None and engine.timing == "after_backward")
         return GroupRobustLoss(
@@ -119,7 +121,7 @@ class EngineChoice:
     ) -> ExampleWeights:
         """What the losses of a run's training examples are weighed by."""
         num_groups = None if setup.groups is None else len(setup.groups)
-        communication = self._communication_of(accelerator)
+        communication = self.communication_of(accelerator)
         classes, options = setup.class_weights, options_of(self._args)
         return ExampleWeights(objective, num_groups, classes, options, communication, forward.head, forward.by_tokens)
 
@@ -193,8 +195,8 @@ class EngineChoice:
         static = needs_static_shapes(self._args.device)
         return AutoEngine(model, parameters, engine, communication.all_agree, static=static, compiled=compiled)
 
-    def _communication_of(self, accelerator: Accelerator) -> Communication:
-        # One for all runs: it may hold a process group of its own.
+    def communication_of(self, accelerator: Accelerator) -> Communication:
+        """What sums over the processes: one for all runs, since it may hold a process group of its own."""
         if self._communication is None or self._communication[0] is not accelerator:
             self._communication = accelerator, communication_of(accelerator, self._args)
         return self._communication[1]
@@ -245,6 +247,17 @@ def communication_of(accelerator: Accelerator, args: TrainingArguments) -> Commu
         accelerator.num_processes,
         accelerator.process_index,
     )
+
+
+def _require_passes_without_others(model: nn.Module, accelerator: Accelerator) -> None:
+    """Raise a ValueError where the processes exchange something in each pass, of which they have other numbers."""
+    synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if synced or is_sharded(model, accelerator):
+        what = "SyncBatchNorm" if synced else "sharded parameters (FSDP, DeepSpeed)"
+        raise ValueError(
+            f"forward_mode='split' has a forward pass for each group that a process holds, and with {what} each pass "
+            "waits for all processes, which hold other groups. Use forward_mode='joint'."
+        )
 
 
 def _require_static_shapes(forward_mode: str, engine: str) -> None:

@@ -12,6 +12,7 @@ from transformers import Trainer
 
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.data.weight_sampling import DrawnGroups, steps_ahead
+from hf_cgd.distributed.communication import Communication
 from hf_cgd.gradients import needs_static_shapes
 from hf_cgd.models.heads import ExampleHead, head_of
 from hf_cgd.objectives import Objective
@@ -20,6 +21,7 @@ from hf_cgd.trainer.beside_batches import BesideBatches, without
 from hf_cgd.trainer.continuity import settings_of_run
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIdsCollator
+from hf_cgd.trainer.same_batches import share_failures
 
 LOADERS = ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader")
 
@@ -116,9 +118,15 @@ class GroupDataTrainer(Trainer):
                 rows = self._setup.without_group_columns(dataset, self._remove_unused_columns, self._own_collator)
                 self._columns_are_removed = rows is not dataset
             try:
-                return super()._get_dataloader(rows, *args, **kwargs)
+                loader = super()._get_dataloader(rows, *args, **kwargs)
             finally:
                 self._columns_are_removed = False
+        share_failures(loader, self._communication)
+        return loader
+
+    @property
+    def _communication(self) -> Communication:
+        raise NotImplementedError
 
     def _require_rows_once(self, dataset: Any) -> None:
         """Raise a ValueError for a stream of which several processes would evaluate some rows more than once.

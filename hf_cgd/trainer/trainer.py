@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from transformers.trainer_utils import TrainOutput
 
 from hf_cgd.data.groups import GroupInfo
+from hf_cgd.distributed.communication import Communication
+from hf_cgd.gradients import needs_static_shapes
 from hf_cgd.metrics import is_interval
 from hf_cgd.metrics.custom_metrics import as_group_metrics
 from hf_cgd.metrics.values import without_arrays
@@ -17,7 +19,9 @@ from hf_cgd.models.heads import ExampleHead, Head, head_of
 from hf_cgd.models.outputs import class_names_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+from hf_cgd.robust_loss.uncounted import silence_uncounted
 from hf_cgd.trainer.accumulation import AccumulatingTrainer
+from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
 from hf_cgd.trainer.continuity import warn_of_begun_stream
@@ -35,6 +39,7 @@ from hf_cgd.trainer.own_loss import require_objective_used
 from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.reference_losses import Given, ReferenceLosses, column_of, reference_of
 from hf_cgd.trainer.resume import RunState
+from hf_cgd.trainer.same_batches import SameBatches
 from hf_cgd.trainer.saving import GroupCheckpointTrainer
 from hf_cgd.trainer.search import WorstGroupSearch
 from hf_cgd.trainer.trackers import TrackerPictures
@@ -93,6 +98,7 @@ class GroupRobustTrainer(
             reference_column=column_of(reference_losses, options),
         )  # fmt: skip
         self._engine_choice = EngineChoice(self.args)
+        self._same_batches = SameBatches(self._communication, asks=not needs_static_shapes(self.args.device))
         self._run_state = RunState()
         self._batches_left = 0
         """Micro-batches of the step in progress whose loss the objective has not formed."""
@@ -135,6 +141,7 @@ class GroupRobustTrainer(
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
         self._require_that_groups_were_sampled()
         self._kept_step = self._kept_weights = None
+        self._same_batches.require_same_length(self.callback_handler.train_dataloader)
         self.robust_loss, self._group_log = self._run_state.begin(
             self._build_loss, self.args, self.state, self._drawn, self._settings_of_run
         )
@@ -143,13 +150,15 @@ class GroupRobustTrainer(
 
     def begin_epoch(self) -> None:
         """Called when an epoch begins."""
+        self._same_batches.begin_epoch()
         self._engine_choice.watch_scope(self._network)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
         """The micro-batches of one optimizer step; their group counts are taken note of."""
-        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        own = self._same_batches.take(epoch_iterator, num_batches, self._require_usable)
+        batches, num_items = super().get_batch_samples(iter(own), num_batches, device)
         self._batches_left = len(batches)
         if not batches or self._uses_parent_loss:
             return batches, num_items
@@ -256,6 +265,10 @@ class GroupRobustTrainer(
         require_objective_used(self, self.robust_loss, self._batches_left)
 
     @property
+    def _communication(self) -> Communication:
+        return self._engine_choice.communication_of(self.accelerator)
+
+    @property
     def _has_own_loss(self) -> bool:
         """Whether a subclass overrides `compute_loss`."""
         return getattr(self.compute_loss, "__func__", None) is not GroupRobustTrainer.compute_loss
@@ -285,6 +298,14 @@ class GroupRobustTrainer(
                 self.accelerator.num_processes,
                 self.compute_loss_func,
             )
+
+    def _require_usable(self, batch: Mapping[str, Any]) -> None:
+        """Raise a ValueError for a batch that will be refused, while all processes can still learn of it."""
+        if self.robust_loss is None or self._uses_parent_loss:
+            return
+        ids = self._ids_of(without(batch, self._setup.keys_beside)[1], self._head.labels_in(batch, self.label_names))
+        if ids is not None and ids.device.type == "cpu" and self.robust_loss.engine is not None:
+            silence_uncounted(torch.zeros(len(ids)), ids, may_look=True)
 
     def _ids_of(self, beside: Mapping[str, Any], labels: Any) -> Tensor | None:
         return self._host_ids.of(beside, self._setup.key, labels, self._head)

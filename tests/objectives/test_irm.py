@@ -28,6 +28,9 @@ def test_scale_gradients_are_derivatives_by_a_scale() -> None:
     # For squared errors: d (w z - y)^2 / dw = 2 z (z - y).
     values = tensor(1.0, -2.0).requires_grad_()
     assert scale_gradients((values - tensor(3.0, 1.0)) ** 2, values).tolist() == [-4.0, 12.0]
+    # A process may hold no example with a label, while others do.
+    none = logits[:0]
+    assert scale_gradients(cross_entropy(none, labels[:0]), none).shape == (0,)
 
 
 def test_irm_by_hand() -> None:

@@ -133,8 +133,11 @@ def expected_collectives(
 ) -> list[tuple[str, int]]:
     """One step after the other; K = 4 groups, float64 statistics, float32 rows, a log at every step."""
     width = -(-row_size // world)
-    calls = []
+    # How many batches each process has: in an epoch, and in each step.
+    asks = ("all_reduce", 8 * world)
+    calls = [asks]
     for step, groups in enumerate(present):
+        calls.append(asks)
         # Which half an example is in depends on how many its group has on the processes before.
         calls.append(("all_reduce", 4 * 8 * (world if case in ("cgd split halves", "cgd consensus") else 1)))
         if step == 0:
@@ -168,7 +171,8 @@ def test_collectives_are_the_same_on_all_processes_and_as_large_as_the_formula_s
             continue
         if case.startswith("erm_uw"):
             # Fixed weights need no statistics; those that it could move by are summed all the same.
-            assert [size for _, size in rank[case]["collectives"]] == [32, 32, 64] * 5
+            asks = 8 * processes
+            assert [size for _, size in rank[case]["collectives"]] == [asks, *[asks, 32, 32, 64] * 5]
             continue
         expected = expected_collectives(case, processes, rank[case]["row_size"], present, votes)
         assert [tuple(call) for call in rank[case]["collectives"]] == expected
