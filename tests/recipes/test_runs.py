@@ -79,7 +79,7 @@ def test_hold_out_groups_too_small_to_choose_by(text: Callable[..., Any]) -> Non
         text(rows())
     (told,) = [str(warning.message) for warning in caught if "too small to choose by" in str(warning.message)]
     # A tenth of 12 is 1; of one example nothing is known.
-    assert "4 of 4 groups are too small" in told and "label:glad place:hall (n = 1: 0.8 is known to 0.21-1.00)" in told
+    assert "4 of 4 groups are too small" in told and "label:glad place:hall (n = 1: 0.8 is known to 0.13-0.99)" in told
 
 
 def test_a_table_of_images_whose_files_are_missing(recipe: Recipe, tmp_path: Path) -> None:
