@@ -19,6 +19,11 @@ def forward_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(get_base_model().forward if callable(get_base_model) else model.forward).parameters
 
 
+def takes_any_argument(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a `forward` of these arguments has `**kwargs`."""
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
 def num_outputs_of(model: nn.Module | None) -> int | None:
     """Number of classes or of regression targets of a network, None where it does not say.
 
@@ -60,8 +65,7 @@ def renamed_input(model: nn.Module, columns: Sequence[str], not_inputs: Sequence
         ValueError: it is not clear which column the network takes.
     """
     parameters = forward_parameters(model)
-    keywords = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    if keywords or any(name in parameters for name in columns):
+    if takes_any_argument(parameters) or any(name in parameters for name in columns):
         return {}
     inputs = [name for name in columns if name not in not_inputs]
     inputs = [name for name in INPUT_NAMES if name in inputs] or inputs

@@ -25,6 +25,11 @@ WITHOUT_EFFECT = ("group_column", "eval_group_column", "gradient_engine", "nonfi
 """Options that change no number of the training, as long as the groups have the same names."""
 
 
+def seed_of_order(args: TrainingArguments) -> int:
+    """The seed that the order of the training examples depends on."""
+    return args.seed if args.data_seed is None else args.data_seed
+
+
 def settings_of_run(args: TrainingArguments, robust_loss: GroupRobustLoss, examples_of_step: int) -> dict[str, Any]:
     """What a checkpoint keeps, JSON-ready, to be compared where a run is resumed: values in force, not None.
 
@@ -41,8 +46,9 @@ def settings_of_run(args: TrainingArguments, robust_loss: GroupRobustLoss, examp
     kept["weight_timing"] = robust_loss.weight_timing
     kept["group_unit"] = options.unit_of(robust_loss.objective)
     kept["label_smoothing_factor"] = args.label_smoothing_factor
-    seed = args.seed if args.data_seed is None else args.data_seed
-    return dict(zip(ORDER, (seed, options.group_sampling, examples_of_step), strict=False)) | kept
+    order = (seed_of_order(args), options.group_sampling, examples_of_step)
+    # The counts of the groups are in the checkpoint anyway.
+    return dict(zip(ORDER[:-1], order, strict=True)) | kept
 
 
 def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], groups: GroupInfo) -> None:

@@ -19,6 +19,7 @@ from hf_cgd.models.outputs import (
     num_outputs_of,
     order_of_split,
     split_forward,
+    takes_any_argument,
     with_logits,
     with_loss,
     without_wrappers,
@@ -106,6 +107,7 @@ class GroupForward:
         """Whether a user's function was seen to give losses that do not depend on the number of items."""
         self._by_group = options.forward_mode == "split"
         self._parameters = forward_parameters(network)
+        self._takes_any = takes_any_argument(self._parameters)
         self._returns_loss = self.head.label_names(["labels"])[0] in self._parameters
         if isinstance(self.head, TokenHead):
             _require_for_tokens(self.head, objective, options)
@@ -281,9 +283,7 @@ class GroupForward:
 
     def without_idle_labels(self, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
         """A batch without columns that stand in `label_names` for metrics alone, where the network takes none such."""
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in self._parameters.values()):
-            return dict(inputs)
-        idle = set(names) - {*self.head.label_names(names), *self._parameters}
+        idle = set() if self._takes_any else set(names) - {*self.head.label_names(names), *self._parameters}
         return {name: value for name, value in inputs.items() if name not in idle}
 
     def inputs_of(self, inputs: dict[str, Any], labels: Tensor, network: nn.Module, names: Sequence[str]) -> Any:

@@ -18,7 +18,7 @@ from hf_cgd.models.heads import ExampleHead, head_of
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.beside_batches import BesideBatches, without
-from hf_cgd.trainer.continuity import settings_of_run
+from hf_cgd.trainer.continuity import seed_of_order, settings_of_run
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIdsCollator
 from hf_cgd.trainer.same_batches import share_failures
@@ -148,10 +148,13 @@ class GroupDataTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         self._asked_for_sampler = True
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         self._drawn = self._memory_of_draws()
         sampler = self._setup.sampler(
-            self._train_batch_size, seed, self.args.dataloader_drop_last, self._batches_of_step, self._drawn
+            self._train_batch_size,
+            seed_of_order(self.args),
+            self.args.dataloader_drop_last,
+            self._batches_of_step,
+            self._drawn,
         )
         return super()._get_train_sampler(train_dataset) if sampler is None else sampler
 

@@ -73,8 +73,8 @@ class RunState:
         build_loss: Callable[[], GroupRobustLoss | None],
         args: TrainingArguments,
         state: TrainerState,
-        drawn: DrawnGroups | None = None,
-        settings_of: Callable[[GroupRobustLoss], Mapping[str, Any]] | None = None,
+        drawn: DrawnGroups | None,
+        settings_of: Callable[[GroupRobustLoss], Mapping[str, Any]],
     ) -> tuple[GroupRobustLoss | None, GroupLog | None]:
         """The loss and the log of a run, with the checkpoint's state where the run is resumed.
 
@@ -82,7 +82,7 @@ class RunState:
             build_loss: builds the loss on the model as it is now; None without groups.
             args, state: those of the Trainer; the state is the checkpoint's.
             drawn: what drawing by weights remembers; None where groups are not drawn so.
-            settings_of: gives `settings_of_run`, to be compared with those of the checkpoint; None to compare none.
+            settings_of: gives `settings_of_run`, to be compared with those of the checkpoint.
 
         Raises:
             ValueError: the checkpoint has no group state, or that of other groups or another objective.
@@ -100,7 +100,7 @@ class RunState:
         if state.global_step > 0:
             saved = None if entry is None else entry["attributes"]["saved"]
             self._restore(robust_loss, saved, drawn)
-            if saved is not None and settings_of is not None and state.is_world_process_zero:
+            if saved is not None and state.is_world_process_zero:
                 warn_of_other_settings(saved, settings_of(robust_loss), robust_loss.groups)
         folder = args.output_dir if state.is_world_process_zero else None
         return robust_loss, GroupLog(

@@ -81,6 +81,15 @@ def test_a_metric_of_many_numbers_is_refused() -> None:
         custom_group_metrics(given, PREDICTED, LABELS, GROUPS, ["a", "b"])
 
 
+def three_steps_evaluated(folder: Path, wanted: str) -> GroupRobustConfig:
+    """Three steps, an evaluation after each, and the best model by the metric that is wanted."""
+    return GroupRobustConfig(
+        str(folder), objective="group_dro", group_column="group", max_steps=3, eval_strategy="steps", eval_steps=1,
+        save_strategy="steps", save_steps=1, metric_for_best_model=wanted, load_best_model_at_end=True, use_cpu=True,
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+
+
 @predicts_one_class
 @pytest.mark.parametrize("wanted", ["worst_group_share", "worst_group_fpr", "share"])
 def test_the_best_model_is_chosen_by_them_and_the_report_shows_them(tmp_path: Path, wanted: str) -> None:
@@ -97,11 +106,7 @@ def test_the_best_model_is_chosen_by_them_and_the_report_shows_them(tmp_path: Pa
         return metric
 
     data = text_dataset(16)
-    args = GroupRobustConfig(
-        str(tmp_path), objective="group_dro", group_column="group", max_steps=3, eval_strategy="steps", eval_steps=1,
-        save_strategy="steps", save_steps=1, metric_for_best_model=wanted, load_best_model_at_end=True, use_cpu=True,
-        report_to=[], disable_tqdm=True,
-    )  # fmt: skip
+    args = three_steps_evaluated(tmp_path, wanted)
     own = {"share": GroupMetric(scripted("share"), True), "fpr": scripted("fpr")}
     trainer = GroupRobustTrainer(
         model=tiny_distilbert(), args=args, train_dataset=data, eval_dataset=data, group_metrics=own
@@ -126,11 +131,7 @@ def test_a_model_whose_metric_is_not_defined_is_not_the_best_and_the_run_goes_on
         return 0.6 if 3 <= next(calls) < 6 else float("nan")
 
     data = text_dataset(16)
-    args = GroupRobustConfig(
-        str(tmp_path), objective="group_dro", group_column="group", max_steps=3, eval_strategy="steps", eval_steps=1,
-        save_strategy="steps", save_steps=1, metric_for_best_model=wanted, load_best_model_at_end=True, use_cpu=True,
-        report_to=[], disable_tqdm=True,
-    )  # fmt: skip
+    args = three_steps_evaluated(tmp_path, wanted)
     trainer = GroupRobustTrainer(
         model=tiny_distilbert(), args=args, train_dataset=data, eval_dataset=data, group_metrics={"auc": auc}
     )
