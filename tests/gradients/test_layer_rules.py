@@ -222,6 +222,16 @@ def test_which_layer_gets_which_rule(make: Callable[[], nn.Module], shape: tuple
     assert type(rule_for(layer, (), {"input": inputs}, layer(inputs))) is rule
 
 
+def test_choosing_a_rule_leaves_a_parametrized_layer_alone() -> None:
+    """Its weight is computed whenever it is read: spectral norms go one iteration further."""
+    torch.manual_seed(0)
+    layer, inputs = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), torch.randn(2, 4)
+    output = layer(inputs)
+    before = [buffer.clone() for buffer in layer.buffers()]
+    assert type(rule_for(layer, (inputs,), {}, output)) is RerunRule
+    assert before and all(torch.equal(one, other) for one, other in zip(before, layer.buffers(), strict=True))
+
+
 def call_of(layer: nn.Module, inputs: Tensor) -> tuple[LayerCall, Tensor]:
     output = layer(inputs)
     return LayerCall(layer, (inputs,), {}, [], rule_for(layer, (inputs,), {}, output)), output

@@ -56,6 +56,17 @@ class Gated(nn.Linear):
         return super().forward(x) * self.gate
 
 
+class ReadsState(nn.Module):
+    """The last state of a network over time, [1, B, D]: layers come first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.recurrent(x[:, None])[1][0][-1]
+
+
 def network(middle: nn.Module) -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8), middle, nn.Tanh(), nn.Linear(8, 2))
@@ -106,4 +117,10 @@ def test_freezing_in_mid_run_is_refused(freeze: str) -> None:
 def test_a_factor_that_is_one_at_first_is_no_plain_layer() -> None:
     model = network(Gated(8, 8))
     with pytest.raises(ValueError, match="Gated scales what it computes"):
+        step(model, loss_with(model))
+
+
+def test_outputs_without_a_row_for_each_example_are_refused() -> None:
+    model = network(ReadsState())
+    with pytest.raises(ValueError, match="cannot be had: an output of LSTM has no entry for each example"):
         step(model, loss_with(model))

@@ -22,7 +22,7 @@ Build = Callable[..., GroupRobustTrainer]
 
 
 class Mixed(nn.Module):
-    """One module of every kind: convolutions, group norm, embedding, RMS norm, a layer that is used twice."""
+    """One module of every kind: convolutions, group, instance and RMS norm, embedding, a layer that is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,6 +30,7 @@ class Mixed(nn.Module):
         self.conv = nn.Conv1d(6, 6, 3, padding=1)
         self.wide = nn.Conv2d(1, 2, 3, padding=1)
         self.group_norm = nn.GroupNorm(2, 2)
+        self.instance_norm = nn.InstanceNorm2d(2, affine=True)
         self.unused = nn.Linear(3, 3)
         self.rms = nn.RMSNorm(12)
         self.twice = nn.Linear(12, 12)
@@ -38,7 +39,7 @@ class Mixed(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.conv(self.embed(tokens).transpose(1, 2))
-        hidden = self.group_norm(self.wide(hidden[:, None])).mean(dim=3).flatten(1)
+        hidden = self.instance_norm(self.group_norm(self.wide(hidden[:, None])).sigmoid()).relu().mean(dim=3).flatten(1)
         hidden = F.relu(self.twice(self.rms(hidden)), inplace=True)
         return self.head(self.norm(self.twice(hidden)))
 

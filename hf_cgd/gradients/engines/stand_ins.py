@@ -23,7 +23,8 @@ def stand_in_for(module: nn.Module, placeholders: dict[str, nn.Parameter]) -> nn
     vars(twin).update({name: value for name, value in vars(module).items() if name not in bare})
     for name, child in module.named_children():
         twin.add_module(name, child)
-    for name, buffer in module.named_buffers(recurse=False):
+    for name, buffer in module._buffers.items():
+        # One that is None, too: norms without running statistics look for it.
         twin.register_buffer(name, buffer)
     for name, parameter in module._parameters.items():
         # A bias that is None has to be there as None.

@@ -40,7 +40,7 @@ from hf_cgd.gradients.engines.stand_ins import (
 from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
 from hf_cgd.gradients.layers.registry import rule_for
 from hf_cgd.gradients.mixing import IndependenceCheck
-from hf_cgd.gradients.recording import BegunCall, least_precise, require_separable_examples
+from hf_cgd.gradients.recording import BegunCall, least_precise, require_rows, require_separable_examples
 from hf_cgd.gradients.structure import Edge, LossGraph, edge_of
 from hf_cgd.gradients.verification import ArrivingGradients, tolerance_of
 from hf_cgd.models.outputs import tensors_in
@@ -48,6 +48,18 @@ from hf_cgd.monitors import GroupRobustWarning
 
 SCALING_NODES = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Pow", "Where", "MaskedFill"))
 """What no layer with a rule of its own leaves in the graph; sharding adds other nodes to it."""
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Tells what to do where the gradients cannot be had: there is no other engine for sharded parameters."""
+    try:
+        yield
+    except NotExactError as error:
+        raise ValueError(
+            f"Group gradients by tensor hooks cannot be had: {error}. Choose other gradient_layers, or train "
+            "without sharding (DDP), where gradient_engine='auto' has other ways."
+        ) from error
 
 
 class TensorHookEngine(GradientEngine):
@@ -140,7 +152,7 @@ class TensorHookEngine(GradientEngine):
         Raises:
             ValueError: the recorded pass does not have the needed form.
         """
-        try:
+        with _refusing():
             calls = [call for call, _ in self._calls]
             require_separable_examples(calls, None, len(losses))
             graph = LossGraph(losses, calls, self._cut, self._places.keys())
@@ -148,11 +160,6 @@ class TensorHookEngine(GradientEngine):
             # What shards the parameters has freed them by now, or takes any pass for the backward pass.
             if not torch.distributed.is_initialized():
                 self._independence.require(graph, losses, calls, self._cut)
-        except NotExactError as error:
-            raise ValueError(
-                f"Group gradients by tensor hooks cannot be had: {error}. Choose other gradient_layers, or train "
-                "without sharding (DDP), where gradient_engine='auto' has other ways."
-            ) from error
         losses.register_hook(partial(self._coefficients.__setitem__, 0))
 
     def _require_structure(self, graph: LossGraph, calls: list[LayerCall]) -> None:
@@ -187,7 +194,8 @@ class TensorHookEngine(GradientEngine):
 
         Raises:
             RuntimeError: the backward pass has not run through what was recorded.
-            ValueError: a group took part with weight 0, so that nothing of its gradient passed by.
+            ValueError: a group took part with weight 0, so that nothing of its gradient passed by, or an output of a
+                module has no row for each example.
         """
         (weights,), calls = self._coefficients, self._calls
         if weights is None or all(gradient is None for _, gradients in calls for gradient in gradients):
@@ -205,7 +213,10 @@ class TensorHookEngine(GradientEngine):
                     f"The groups number {silent} took part with weight 0, so that the backward pass holds nothing of "
                     "their gradients. Use an objective whose weights stay positive (min_weight > 0)."
                 )
-            weighted = self._engine.gradients_of(self._engine.backward_pass(calls, order, losses)).rows
+            with _refusing():
+                for call, gradients in calls:
+                    require_rows(call, gradients, len(losses))
+                weighted = self._engine.gradients_of(self._engine.backward_pass(calls, order, losses)).rows
             if not self._checked:
                 self._check(weighted.sum(dim=0))
             self._forget_batch()

@@ -42,11 +42,12 @@ class LinearRule(LayerRule):
     def matches(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> bool:
         """Whether the module has given what the formula gives: its class does not tell."""
         inputs = next(tensors_in((arguments, keywords)), None)
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        only_affine = {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
-        if not only_affine or inputs is None or not isinstance(output, Tensor) or not isinstance(weight, Tensor):
+        names = {name for name, _ in module.named_parameters()}
+        # The weight of a parametrized layer is computed whenever it is read, with new noise or one more iteration.
+        if not {"weight"} <= names <= {"weight", "bias"} or inputs is None or not isinstance(output, Tensor):
             return False
-        if weight.ndim != 2 or inputs.ndim < 2 or not inputs.is_floating_point():
+        weight, bias = module.weight, getattr(module, "bias", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2 or inputs.ndim < 2 or not inputs.is_floating_point():
             return False
         with torch.no_grad():
             matrix = self._matrix(weight)
