@@ -39,7 +39,9 @@ class Mixed(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.conv(self.embed(tokens).transpose(1, 2))
-        hidden = self.instance_norm(self.group_norm(self.wide(hidden[:, None])).sigmoid()).relu().mean(dim=3).flatten(1)
+        hidden = (
+            self.instance_norm(self.group_norm(self.wide(hidden[:, None])).sigmoid()).relu().mean(dim=3).flatten(1)
+        )
         hidden = F.relu(self.twice(self.rms(hidden)), inplace=True)
         return self.head(self.norm(self.twice(hidden)))
 
