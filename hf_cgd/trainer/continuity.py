@@ -79,19 +79,29 @@ def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], gro
     )
 
 
-def warn_of_begun_stream(dataset: Any, args: TrainingArguments, state: TrainerState) -> None:
-    """Warn where a run is resumed in a later epoch of a stream, which the `Trainer` begins anew.
+def warn_of_another_order(dataset: Any, args: TrainingArguments, state: TrainerState) -> None:
+    """Warn where the `Trainer` cannot go on in the order that was begun: in a later epoch, under two conditions.
 
     It does not know how long an epoch of a stream is, so it passes over the batches of all steps as if they were of
-    the first one, up to its end.
+    the first one, up to its end. And it draws the order by length from the global random numbers, which are those of
+    the start in the first epoch, and of the checkpoint only where that ends an epoch.
     """
     epoch = math.ceil(state.epoch or 0)
-    skips = state.global_step > 0 and not args.ignore_data_skip
-    if skips and epoch > 1 and is_stream(dataset) and state.is_world_process_zero:
+    if state.global_step == 0 or args.ignore_data_skip or epoch <= 1 or not state.is_world_process_zero:
+        return
+    if is_stream(dataset):
         warnings.warn(
             f"The run is resumed in epoch {epoch} of a stream. The Trainer cannot tell how long such an epoch is, and "
             "begins it anew: its first examples come a second time. Resume from a checkpoint of the first epoch, or "
             "train on a data set with a length, for the run that was begun.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
+    elif args.train_sampling_strategy == "group_by_length" and epoch != state.epoch:
+        warnings.warn(
+            f"The run is resumed within epoch {epoch} under train_sampling_strategy='group_by_length', whose order "
+            "the Trainer draws anew: some examples of the epoch come a second time, others not at all. Resume from a "
+            "checkpoint at the end of an epoch for the run that was begun.",
             GroupRobustWarning,
             stacklevel=2,
         )

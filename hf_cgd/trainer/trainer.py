@@ -24,7 +24,7 @@ from hf_cgd.trainer.accumulation import AccumulatingTrainer
 from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
 from hf_cgd.trainer.config import objective_of, options_of
-from hf_cgd.trainer.continuity import warn_of_begun_stream
+from hf_cgd.trainer.continuity import warn_of_another_order
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
@@ -145,7 +145,7 @@ class GroupRobustTrainer(
         self.robust_loss, self._group_log = self._run_state.begin(
             self._build_loss, self.args, self.state, self._drawn, self._settings_of_run
         )
-        warn_of_begun_stream(self.train_dataset, self.args, self.state)
+        warn_of_another_order(self.train_dataset, self.args, self.state)
         self._engine_choice.log_run(self.robust_loss, self._network)
 
     def begin_epoch(self) -> None:

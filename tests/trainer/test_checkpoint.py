@@ -385,3 +385,25 @@ def test_a_later_epoch_of_a_stream_begins_anew_and_says_so(
     told = [str(warning.message) for warning in recwarn if "of a stream" in str(warning.message)]
     assert [message.split(" of a stream")[0] for message in told] == ["The run is resumed in epoch 2"] * is_told
     assert (read[-len(rest) :] == rest) == (not is_told)
+
+
+@pytest.mark.parametrize("step, is_told", [(3, False), (4, False), (6, True)])
+def test_an_order_by_length_is_drawn_anew_within_a_later_epoch_and_says_so(
+    trainer: Build, recwarn: pytest.WarningsRecorder, step: int, is_told: bool
+) -> None:
+    """Four steps are an epoch. The oracle is the rows that were read."""
+
+    def run() -> tuple[GroupRobustTrainer, NotedRows]:
+        rows = NotedRows(text_dataset(16))
+        changes = {**SAVES, "save_steps": 1, "train_sampling_strategy": "group_by_length"}
+        made = trainer(changes, train_dataset=rows)
+        return made, rows
+
+    straight, rows = run()
+    straight.train()
+    rest = rows.read[-4 * (8 - step) :]
+    resumed, rows = run()
+    resumed.train(resume_from_checkpoint=str(checkpoint(straight, step)))
+    told = [str(warning.message) for warning in recwarn if "group_by_length" in str(warning.message)]
+    assert [message.split(" under ")[0] for message in told] == ["The run is resumed within epoch 2"] * is_told
+    assert (rows.read[-len(rest) :] == rest) == (not is_told)
