@@ -104,6 +104,19 @@ def test_what_a_zero_head_would_hide(middle: Callable[[], nn.Module], words: str
         step(model, loss_of)
 
 
+def test_a_weight_that_is_used_without_a_call_before_the_first_module_of_the_scope() -> None:
+    class Before(Functional):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(F.linear(x, self.second.weight))
+
+    model = network(Before())
+    engine = TensorHookEngine(model, list(model[2:].parameters()))
+    groups = GroupInfo(["a", "b"], [5, 5])
+    loss_of = GroupRobustLoss(CGD(step_size=0.1), groups, engine.parameters, engine=engine, weight_timing="next")
+    with pytest.raises(ValueError, match="Linear is in the gradient scope but was not called"):
+        step(model, loss_of)
+
+
 @pytest.mark.parametrize("freeze", ["weight", "layer"])
 def test_freezing_in_mid_run_is_refused(freeze: str) -> None:
     model = network(nn.Identity())

@@ -41,7 +41,7 @@ from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, Outpu
 from hf_cgd.gradients.layers.registry import rule_for
 from hf_cgd.gradients.mixing import IndependenceCheck
 from hf_cgd.gradients.recording import BegunCall, least_precise, require_rows, require_separable_examples
-from hf_cgd.gradients.structure import Edge, LossGraph, edge_of
+from hf_cgd.gradients.structure import Edge, LossGraph, edge_of, leaves_before
 from hf_cgd.gradients.verification import ArrivingGradients, tolerance_of
 from hf_cgd.models.outputs import tensors_in
 from hf_cgd.monitors import GroupRobustWarning
@@ -177,11 +177,14 @@ class TensorHookEngine(GradientEngine):
         if self._checked:
             return
         self._unseen = [module for module, twin in self._stand_ins.items() if all(c.module is not twin for c in calls)]
+        if not self._unseen:
+            return
         own = {module: {id(p) for p in module.parameters(recurse=False)} for module in self._stand_ins}
         # Where parameters are sharded, others stand in the graph.
         told_apart = any(graph.reached & ids for module, ids in own.items() if module not in self._unseen)
+        before = set() if self._cut is None else leaves_before(self._cut)
         for module in self._unseen:
-            if not told_apart or graph.reached & own[module]:
+            if not told_apart or before is None or (graph.reached | before) & own[module]:
                 raise NotExactError(
                     f"{type(module).__name__} is in the gradient scope but was not called in the forward pass: the "
                     "model uses its weights in another way, or not at all"
