@@ -87,8 +87,7 @@ def weights_figure(
                 raise ValueError(f"{method!r}, {variant!r}: expected log histories with group weights, got none.")
             last[method, variant] = final_values(curves)
     names = list(dict.fromkeys(name for table in last.values() for name in table))
-    many = len(names) > len(PALETTE)
-    if highlight is None and many:
+    if highlight is None and len(names) > len(PALETTE):
         highlight = lowest_groups([{name: -weight for name, weight in table.items()} for table in last.values()])
     colors = group_colors(names, highlight)
 
@@ -100,8 +99,9 @@ def weights_figure(
             axes.set_title(f"{method}, {variant}" if variant else method, fontsize="medium")
         for axes in row[len(variants) :]:
             axes.set_axis_off()
-    # The weights of many groups are too small to be seen on the whole range.
-    grid[0, 0].set_ylim(0, None if many else 1)
+    # On the whole range the weights of several groups are hard to tell apart while none of them has half of the mass.
+    highest = max(np.max(line.get_ydata()) for axes in grid.flat for line in axes.get_lines())
+    grid[0, 0].set_ylim(0, 1 if highest >= 0.5 else None)
     label_edges(grid, unit, "group weight")
     add_legend(figure, legend_entries(list(grid.flat), colors))
     add_title(figure, title)

@@ -25,6 +25,12 @@ def test_weights_figure_shows_each_variant_in_a_panel_of_its_method() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["land", "water"]
 
 
+def test_weights_that_stay_small_fill_the_axis() -> None:
+    alike = {name: [1 / 3, value] for name, value in (("a", 0.3), ("b", 0.4), ("c", 0.3))}
+    (axes,) = weights_figure({"cgd": {"": [history(alike)]}}).axes
+    assert axes.get_ylim()[0] == 0 and 0.4 < axes.get_ylim()[1] < 0.5
+
+
 def test_weights_figure_needs_weights() -> None:
     with pytest.raises(ValueError, match="at least one method, got none"):
         weights_figure({})
