@@ -153,6 +153,7 @@ class GroupDataTrainer(Trainer):
             self._train_batch_size,
             seed_of_order(self.args),
             self.args.dataloader_drop_last,
+            self._sharers,
             self._batches_of_step,
             self._drawn,
         )
@@ -161,12 +162,17 @@ class GroupDataTrainer(Trainer):
     @property
     def _batches_of_step(self) -> int:
         """Batches of the training loader that an optimizer step takes, on all processes together."""
-        # With split_batches a batch of the loader is one of all processes.
-        sharers = 1 if self.accelerator.split_batches else self.accelerator.num_processes
-        return self.args.gradient_accumulation_steps * sharers
+        return self.args.gradient_accumulation_steps * self._sharers
+
+    @property
+    def _sharers(self) -> int:
+        """Processes that take a batch of the training loader each: with split_batches all of them share one."""
+        return 1 if self.accelerator.split_batches else self.accelerator.num_processes
 
     def _settings_of_run(self, robust_loss: GroupRobustLoss) -> dict[str, Any]:
-        return settings_of_run(self.args, robust_loss, self._train_batch_size * self._batches_of_step)
+        examples, loader = self._train_batch_size * self._batches_of_step, self.callback_handler.train_dataloader
+        age_of_weights = None if self._drawn is None else self._drawn.ahead
+        return settings_of_run(self.args, robust_loss, examples, loader, age_of_weights)
 
     def _memory_of_draws(self) -> DrawnGroups | None:
         """What drawing by weights remembers, for the loader as it is now; None where groups are not drawn so."""

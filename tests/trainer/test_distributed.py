@@ -22,12 +22,14 @@ from several_processes import (
     EVALUATED,
     GLOBAL_BATCH,
     PUBLISHED,
+    RAGGED_ROWS,
     SAMPLED_ROWS,
     SAMPLED_STEPS,
     SAVED_STEP,
     groups_of_rows,
     run_case,
     run_published,
+    run_sampling,
 )
 from tiny import predicts_one_class
 
@@ -271,6 +273,25 @@ def test_groups_drawn_by_weight_are_those_of_one_order_on_all_processes(results:
         rest = straight["read"][SAVED_STEP * size : SAMPLED_STEPS * size]
         assert resumed["read"][: len(rest)] == rest
         assert resumed["weights"] == straight["weights"]
+
+
+def steps_of(ranks: list[dict[str, Any]], kind: str, steps: int) -> list[list[int]]:
+    """The rows of each step, on all processes together."""
+    size = GLOBAL_BATCH // len(ranks)
+    read = [rank[kind]["read"] for rank in ranks]
+    return [sorted(row for own in read for row in own[step * size : (step + 1) * size]) for step in range(steps)]
+
+
+@pytest.mark.parametrize("sampling", ["balanced", "weighted", "weights"])
+def test_the_order_goes_on_with_any_number_of_processes(results: Results, folder: Path, sampling: str) -> None:
+    """Saved by two; resumed by two, three and one: 50 rows are nine batches of 6, thirteen of 4, or five of 12."""
+    name = f"{sampling} ragged"
+    two = [rank[name] for rank in results[2]]
+    rest = steps_of(two, "straight", SAMPLED_STEPS)[SAVED_STEP:]
+    one = run_sampling(sampling, str(folder / "one" / name), RAGGED_ROWS, str(folder / "two" / name))
+    for ranks in (two, [rank[name] for rank in results[3]], [one]):
+        assert steps_of(ranks, "resumed", SAMPLED_STEPS - SAVED_STEP) == rest
+        assert ranks[0]["resumed"]["weights"] == pytest.approx(two[0]["straight"]["weights"], abs=1e-6)
 
 
 # ---- Evaluation -----------------------------------------------------------------------------------------------------
