@@ -34,6 +34,9 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         ("broken row", 1, "OSError", SENTENCE),
         ("broken row, accumulated", 0, "OSError", SENTENCE),
         ("no label", 1, "ValueError", "No example of the batch has a label"),
+        ("bad weight, erm", 1, "ValueError", "expected finite numbers > 0, got 0.0 (row 2)"),
+        ("bad weight", 0, "ValueError", "expected finite numbers > 0, got 0.0 (row 2)"),
+        ("bad reference", 1, "ValueError", "expected finite reference losses, got nan (row 2)"),
         ("broken row, evaluation", 0, "OSError", SENTENCE),
     ],
 )
