@@ -103,6 +103,15 @@ def runs(folder: Path) -> dict[str, Callable[[], None]]:
         ),
         "uneven shards": lambda: run(folder, stream_of_two_lengths(), **OWN_SHARDS),
         "uneven shards, accumulated": lambda: run(folder, stream_of_two_lengths(), **OWN_SHARDS, **accumulated),
+        "uneven batches, evaluation": lambda: run(
+            folder, rows_with(False), rows_with(False).select(range(13)), accelerator_config={"even_batches": False}
+        ),
+        "even batches, evaluation": lambda: run(
+            folder, rows_with(False), rows_with(False).select(range(12)), accelerator_config={"even_batches": False}
+        ),
+        "gathered as objects": lambda: run(
+            folder, rows_with(False), rows_with(False).select(range(12)), eval_use_gather_object=True
+        ),
         "a stream of several epochs": lambda: run(folder, rows_with(False).to_iterable_dataset()),
         "own shards of several epochs": lambda: run(folder, rows_with(False).to_iterable_dataset(2), **OWN_SHARDS),
     }

@@ -156,7 +156,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
             tiny_model(tokens) if tokens else tiny_distilbert(),
             args,
             train_dataset=data,
-            eval_dataset=None if tokens else text_dataset(7, groups=3),
+            eval_dataset=text_dataset(7, groups=3) if name in EVALUATED else None,
         )
         collectives.calls.clear()
         trainer.train(resume_from_checkpoint=resume_from)
@@ -187,6 +187,8 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
             warnings.filterwarnings("ignore", "No examples of the group")
             metrics = trainer.evaluate()
             trainer.predict(text_dataset(7, groups=3))
+            alone = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Loss", prediction_loss_only=True)
+        result["loss alone"] = alone.metrics["eval_loss"]
         result["metrics"] = {k: v for k, v in metrics.items() if "accuracy" in k or "loss" in k or "count" in k}
         result["reports"] = [str(trainer.group_report(prefix)) for prefix in ("eval", "test")]
     return result

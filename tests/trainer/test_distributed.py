@@ -304,6 +304,7 @@ def test_padding_rows_are_not_counted(results: Results, twin: Any) -> None:
             metrics = rank[case]["metrics"]
             assert sum(value for name, value in metrics.items() if "group_count/" in name) == 7
             assert metrics == pytest.approx(twin(case)["metrics"], rel=1e-4)
+            assert rank[case]["loss alone"] == pytest.approx(metrics["eval_loss"], rel=1e-6)
 
 
 def test_reports_are_the_same_on_all_processes(results: Results) -> None:

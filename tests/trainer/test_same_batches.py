@@ -65,6 +65,16 @@ def test_other_numbers_of_batches_are_refused_by_both(ends: list[dict[str, str]]
 
 
 @pytest.mark.slow
+def test_evaluations_that_would_miss_rows_are_refused_by_both(ends: list[dict[str, str]]) -> None:
+    """13 rows in batches of 2 on two processes are three whole rounds and one row."""
+    for end in ends:
+        assert end["uneven batches, evaluation"].startswith("ValueError: 13 rows are evaluated on 2 processes")
+        assert "expected a multiple of 4 rows" in end["uneven batches, evaluation"]
+        assert end["gathered as objects"].startswith("ValueError: eval_use_gather_object=True")
+        assert end["even batches, evaluation"] == "finished"
+
+
+@pytest.mark.slow
 def test_streams_without_trouble_finish(ends: list[dict[str, str]]) -> None:
     for end in ends:
         assert end["a stream of several epochs"] == end["own shards of several epochs"] == "finished"
