@@ -241,7 +241,7 @@ def communication_of(accelerator: Accelerator, args: TrainingArguments) -> Commu
     if accelerator.num_processes == 1:
         return Communication()
     if dist.is_initialized():
-        return ProcessGroupCommunication(args.device)
+        return ProcessGroupCommunication(args.device, args.ddp_timeout_delta)
     return Communication(
         lambda tensor: accelerator.reduce(tensor.to(args.device), reduction="sum").to(tensor.device),
         accelerator.num_processes,

@@ -111,6 +111,10 @@ class Collectives:
         self.calls.append(("all_reduce", tensor.nbytes))
         dist.all_reduce(tensor)
 
+    def all_gather(self, parts: list[torch.Tensor], given: torch.Tensor) -> None:
+        self.calls.append(("all_gather", given.nbytes))
+        dist.all_gather(parts, given)
+
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
         if self._backend == "without":
             raise RuntimeError("Backend of this test does not support reduce_scatter")
