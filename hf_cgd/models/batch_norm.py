@@ -28,7 +28,7 @@ def freeze_batch_norm(model: nn.Module) -> int:
 
 
 def has_synced(model: nn.Module) -> bool:
-    """Whether processes will sum the statistics of a network's SyncBatchNorm layers in training; not of frozen ones."""
+    """Whether processes sum the statistics of a network's SyncBatchNorm layers in training; not of frozen ones."""
     return any(_trains(layer) for layer in model.modules() if isinstance(layer, nn.SyncBatchNorm))
 
 
