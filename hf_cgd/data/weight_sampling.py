@@ -123,8 +123,7 @@ class GroupWeightSampler(GroupSampler):
     batches as without this sampler.
 
     Args:
-        group_ids, batch_size, seed, drop_last: see `GroupSampler`.
-        step_size: examples of an optimizer step over all micro-batches and processes.
+        group_ids, batch_size, seed, drop_last, processes, step_size: see `GroupSampler`.
         memory: weights and counts; shared with whoever moves the weights.
     """
 
@@ -135,11 +134,11 @@ class GroupWeightSampler(GroupSampler):
         seed: int,
         drop_last: bool = False,
         *,
-        step_size: int,
+        processes: int = 1,
+        step_size: int | None = None,
         memory: DrawnGroups,
     ) -> None:
-        super().__init__(group_ids, batch_size, seed, drop_last)
-        self.step_size = step_size
+        super().__init__(group_ids, batch_size, seed, drop_last, processes=processes, step_size=step_size)
         self.memory = memory
         self._rows = [np.flatnonzero(self.group_ids == group) for group in range(memory.num_groups)]
         self._shuffled: dict[int, tuple[int, np.ndarray]] = {}

@@ -6,6 +6,7 @@ gets the sum of its own R-th of the columns, forms the inner products over these
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -99,9 +100,10 @@ class ProcessGroupCommunication(Communication):
 
     Args:
         device: where the backend wants tensors to be; results come back to where the arguments were.
+        timeout: how long hosts wait for one another, where they are a group of their own; None for the backend's.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, timeout: timedelta | None = None) -> None:
         super().__init__(self._all_reduce, dist.get_world_size(), dist.get_rank())
         self._device = device
         self._scatters = True
@@ -109,18 +111,26 @@ class ProcessGroupCommunication(Communication):
         self._exchange = self._all_to_all if dist.get_backend() == "gloo" else self._reduce_scatter
         self._memory: Tensor | None = None
         self._host_group: Any = None
+        self._timeout = timeout
 
     def _all_reduce(self, tensor: Tensor) -> Tensor:
-        if self._device.type not in ("cpu", "xla") and tensor.device.type == "cpu":
-            # What is known on the host is summed there, or everybody would wait for the devices.
-            if self._host_group is None:
-                self._host_group = dist.new_group(backend="gloo")
+        if self._stays_on_host(tensor):
             summed = tensor.clone()
-            dist.all_reduce(summed, group=self._host_group)
+            dist.all_reduce(summed, group=self._hosts())
             return summed
         moved = tensor.to(self._device, copy=True)
         dist.all_reduce(moved)
         return moved.to(tensor.device)
+
+    def _stays_on_host(self, tensor: Tensor) -> bool:
+        """Whether it goes from host to host: what is known there would wait for the devices elsewhere."""
+        return self._device.type not in ("cpu", "xla") and tensor.device.type == "cpu"
+
+    def _hosts(self) -> Any:
+        """The processes as a group of hosts."""
+        if self._host_group is None:
+            self._host_group = dist.new_group(backend="gloo", timeout=self._timeout)
+        return self._host_group
 
     def sum_scattered(self, parts: Tensor) -> Tensor:
         """See `Communication.sum_scattered`: a reduce-scatter, or an all-reduce where the backend has none."""
@@ -153,6 +163,10 @@ class ProcessGroupCommunication(Communication):
 
     def gather(self, part: Tensor) -> Tensor:
         """See `Communication.gather`."""
+        if self._stays_on_host(part):
+            parts = [torch.empty_like(part) for _ in range(self.num_processes)]
+            dist.all_gather(parts, part.contiguous(), group=self._hosts())
+            return torch.cat(parts)
         moved = part.to(self._device).contiguous()
         parts = [torch.empty_like(moved) for _ in range(self.num_processes)]
         dist.all_gather(parts, moved)

@@ -27,5 +27,18 @@ def freeze_batch_norm(model: nn.Module) -> int:
     return len(layers)
 
 
+def has_synced(model: nn.Module) -> bool:
+    """Whether processes sum the statistics of a network's SyncBatchNorm layers in training; not of frozen ones."""
+    return any(_trains(layer) for layer in model.modules() if isinstance(layer, nn.SyncBatchNorm))
+
+
+def _trains(layer: nn.Module) -> bool:
+    """Whether `model.train()` will put a layer into training mode, whatever it is in now."""
+    before = layer.training
+    trains = layer.train().training
+    layer.train(before)
+    return trains
+
+
 def _stay_in_evaluation(layer: nn.Module, mode: bool = True) -> nn.Module:
     return nn.Module.train(layer, False)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from transformers import TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.training_groups import is_stream
@@ -17,7 +18,9 @@ from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import GroupOptions, options_of
 
 COUNTS = "training examples of the groups"
-ORDER = ("seed of the order", "group_sampling", "training examples of a step", COUNTS)
+SIZE = "training examples of a step"
+EPOCH = "steps of an epoch"
+ORDER = ("seed of the order", "group_sampling", "train_sampling_strategy", SIZE, EPOCH, COUNTS)
 """Settings that say which examples a step is of."""
 REFUSED = ("objective", *KNOBS, "excess_clip")
 """Options that a checkpoint of another value is refused for, elsewhere."""
@@ -30,13 +33,26 @@ def seed_of_order(args: TrainingArguments) -> int:
     return args.seed if args.data_seed is None else args.data_seed
 
 
-def settings_of_run(args: TrainingArguments, robust_loss: GroupRobustLoss, examples_of_step: int) -> dict[str, Any]:
+def steps_of_epoch(loader: Any, args: TrainingArguments) -> int | None:
+    """Optimizer steps that the batches of a loader are, as the `Trainer` counts them; None for a stream."""
+    return max(1, math.ceil(len(loader) / args.gradient_accumulation_steps)) if has_length(loader) else None
+
+
+def settings_of_run(
+    args: TrainingArguments,
+    robust_loss: GroupRobustLoss,
+    examples_of_step: int,
+    loader: Any,
+    age_of_weights: int | None,
+) -> dict[str, Any]:
     """What a checkpoint keeps, JSON-ready, to be compared where a run is resumed: values in force, not None.
 
     Args:
         args: those of the run.
         robust_loss: that of the run.
         examples_of_step: of an optimizer step, on all devices together.
+        loader: of the training examples.
+        age_of_weights: in steps, where groups are drawn by them; None elsewhere.
     """
     options = options_of(args)
     names = [option.name for option in fields(GroupOptions)]
@@ -46,7 +62,9 @@ def settings_of_run(args: TrainingArguments, robust_loss: GroupRobustLoss, examp
     kept["weight_timing"] = robust_loss.weight_timing
     kept["group_unit"] = options.unit_of(robust_loss.objective)
     kept["label_smoothing_factor"] = args.label_smoothing_factor
-    order = (seed_of_order(args), options.group_sampling, examples_of_step)
+    kept["steps from the weights to the draws by them"] = age_of_weights
+    sampling = (seed_of_order(args), options.group_sampling, args.train_sampling_strategy)
+    order = (*sampling, examples_of_step, steps_of_epoch(loader, args))
     # The counts of the groups are in the checkpoint anyway.
     return dict(zip(ORDER[:-1], order, strict=True)) | kept
 
@@ -63,6 +81,9 @@ def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], gro
     own = {COUNTS: _counts_of(groups.to_dict()), **own}
     saved = {COUNTS: _counts_of(saved["groups"]), **saved.get("settings", {})}
     others = {name: (saved[name], value) for name, value in own.items() if name in saved and saved[name] != value}
+    if SIZE in others or COUNTS in others:
+        # Which is why an epoch has other steps.
+        others.pop(EPOCH, None)
     if not others:
         return
     listed = "; ".join(f"{name} {_words(before, now)}" for name, (before, now) in others.items())

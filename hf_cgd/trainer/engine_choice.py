@@ -24,6 +24,7 @@ from hf_cgd.gradients import (
 )
 from hf_cgd.gradients.compiled import compiled_parts, prepare_for_compiled_networks
 from hf_cgd.gradients.scope import DEFAULT_LAYERS, gradient_scope
+from hf_cgd.models.batch_norm import has_synced
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.estimators import Scale
@@ -166,6 +167,7 @@ class EngineChoice:
     def _engine(
         self, objective: Objective, model: nn.Module, accelerator: Accelerator, communication: Communication
     ) -> GradientEngine:
+        _require_gradients_without_others(model, accelerator)
         options = options_of(self._args)
         engine = options.gradient_engine
         if engine == "tensor_hooks" or is_sharded(model, accelerator):
@@ -241,7 +243,7 @@ def communication_of(accelerator: Accelerator, args: TrainingArguments) -> Commu
     if accelerator.num_processes == 1:
         return Communication()
     if dist.is_initialized():
-        return ProcessGroupCommunication(args.device)
+        return ProcessGroupCommunication(args.device, args.ddp_timeout_delta)
     return Communication(
         lambda tensor: accelerator.reduce(tensor.to(args.device), reduction="sum").to(tensor.device),
         accelerator.num_processes,
@@ -251,12 +253,23 @@ def communication_of(accelerator: Accelerator, args: TrainingArguments) -> Commu
 
 def _require_passes_without_others(model: nn.Module, accelerator: Accelerator) -> None:
     """Raise a ValueError where the processes exchange something in each pass, of which they have other numbers."""
-    synced = any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    synced = has_synced(model)
     if synced or is_sharded(model, accelerator):
         what = "SyncBatchNorm" if synced else "sharded parameters (FSDP, DeepSpeed)"
         raise ValueError(
             f"forward_mode='split' has a forward pass for each group that a process holds, and with {what} each pass "
             "waits for all processes, which hold other groups. Use forward_mode='joint'."
+        )
+
+
+def _require_gradients_without_others(model: nn.Module, accelerator: Accelerator) -> None:
+    """Raise a ValueError where a backward pass for one group would take in what others have for another one."""
+    if accelerator.num_processes > 1 and has_synced(model):
+        raise ValueError(
+            "Networks with BatchNorm take a backward pass for each group that a process holds, and with "
+            "SyncBatchNorm each pass adds up what all processes have, which is of other groups. Leave BatchNorm as "
+            "it was (each process has statistics of its own), freeze it (hf_cgd.models.batch_norm.freeze_batch_norm), "
+            "or use objective='group_dro', which needs the losses only."
         )
 
 

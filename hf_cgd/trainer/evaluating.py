@@ -23,7 +23,7 @@ from hf_cgd.metrics.group_metrics import (
 from hf_cgd.metrics.names import require_known_metric
 from hf_cgd.metrics.token_metrics import OF_ANSWERS, OF_LANGUAGE, span_scores, token_metric_names
 from hf_cgd.models.example_losses import REGRESSION
-from hf_cgd.models.heads import QuestionAnsweringHead, TokenHead, head_of
+from hf_cgd.models.heads import Head, QuestionAnsweringHead, TokenHead, head_of
 from hf_cgd.models.outputs import declared_problem_type, named_outputs, num_outputs_of
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
@@ -41,6 +41,14 @@ class SeenBatch(NamedTuple):
     losses: Tensor
     scores: Tensor
     labels: Tensor
+
+
+def losses_alone(seen: SeenBatch, group_ids: Tensor, head: Head) -> ExampleResults:
+    """What the mean loss needs of a batch, where nothing else is asked for: no row of it is as long as the example."""
+    labelled = head.labelled(seen.labels)
+    flags = torch.zeros_like(labelled, dtype=torch.long).masked_fill(~labelled, IGNORED)
+    counts = head.num_tokens(seen.labels) if isinstance(head, TokenHead) else None
+    return ExampleResults(flags, group_ids, seen.losses.detach(), flags, token_counts=counts)
 
 
 class EvaluatingTrainer(Trainer):
@@ -151,9 +159,11 @@ class EvaluatingTrainer(Trainer):
             self._seen = None
             loss, logits, labels = own(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
             seen, self._seen = self._seen, None
+            head = self._forward.head
+            if prediction_loss_only and seen is not None and group_ids is not None:
+                collected.add(self._of_all_processes(losses_alone(seen, group_ids, head).packed()))
             if labels is None or logits is None or group_ids is None:
                 return loss, logits, labels
-            head = self._forward.head
             if seen is None:
                 # A subclass formed the loss without us.
                 plain, scores = head.joined(labels, self.label_names), head.scores_of(logits)
@@ -187,7 +197,7 @@ class EvaluatingTrainer(Trainer):
         if alone and not self.accelerator.gradient_state.end_of_dataloader:
             return results
         padded = self.accelerator.pad_across_processes(self._prepare_input(results), dim=1, pad_index=IGNORED)
-        return tuple(self.gather_function(part) for part in padded)
+        return tuple(self.accelerator.gather_for_metrics(part) for part in padded)
 
     def _take_results(self) -> ExampleResults | None:
         return None if self._collected is None else self._collected.take()

@@ -70,6 +70,11 @@ class ExampleWeights:
     def _weighs(self) -> bool:
         return self._by_tokens or self._classes is not None or self._column is not None
 
+    def require_usable(self, labels: Tensor, taken: Mapping[str, Any]) -> None:
+        """Raise a ValueError for a micro-batch that cannot be weighed, as `weighed` will."""
+        if self._weighs:
+            self._of(labels, taken)
+
     def open_step(self, labels: Sequence[Tensor], beside: Sequence[Mapping[str, Any]], key: str) -> None:
         """Begin a step with the labels of its micro-batches and what travels beside them; a collective.
 

@@ -227,25 +227,29 @@ class GroupSetup:
         return RowsWithGroups(rest.remove_columns(hidden), ids[1])
 
     def sampler(
-        self, batch_size: int, seed: int, drop_last: bool, batches_of_step: int, memory: DrawnGroups | None
+        self,
+        batch_size: int,
+        seed: int,
+        drop_last: bool,
+        processes: int,
+        batches_of_step: int,
+        memory: DrawnGroups | None,
     ) -> GroupSampler | None:
         """The sampler that `group_sampling` asks for, None for the Trainer's own.
 
         Args:
-            batch_size, seed, drop_last: see `GroupSampler`.
+            batch_size, seed, drop_last, processes: see `GroupSampler`.
             batches_of_step: runs of `batch_size` in an optimizer step, over all processes.
             memory: what drawing by weights remembers; None elsewhere.
         """
         if self._options.group_sampling == "none":
             return None
         assert self._train_group_ids is not None
+        ids, together = self._train_group_ids, {"processes": processes, "step_size": batch_size * batches_of_step}
         if memory is not None:
-            size = batch_size * batches_of_step
-            return GroupWeightSampler(
-                self._train_group_ids, batch_size, seed, drop_last, step_size=size, memory=memory
-            )
+            return GroupWeightSampler(ids, batch_size, seed, drop_last, memory=memory, **together)
         kind = BalancedGroupSampler if self._options.group_sampling == "balanced" else WeightedGroupSampler
-        return kind(self._train_group_ids, batch_size, seed, drop_last)
+        return kind(ids, batch_size, seed, drop_last, **together)
 
     @property
     def samples_by_group(self) -> bool:

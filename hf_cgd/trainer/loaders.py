@@ -1,7 +1,7 @@
 """The data side of the trainer: loaders, samplers and columns that know groups, and group ids beside a batch."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import Trainer
+from transformers.trainer_utils import has_length
 
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.data.weight_sampling import DrawnGroups, steps_ahead
@@ -118,7 +119,8 @@ class GroupDataTrainer(Trainer):
                 rows = self._setup.without_group_columns(dataset, self._remove_unused_columns, self._own_collator)
                 self._columns_are_removed = rows is not dataset
             try:
-                loader = super()._get_dataloader(rows, *args, **kwargs)
+                with nullcontext() if is_training else self._keeping_last_batches():
+                    loader = super()._get_dataloader(rows, *args, **kwargs)
             finally:
                 self._columns_are_removed = False
         share_failures(loader, self._communication)
@@ -129,17 +131,44 @@ class GroupDataTrainer(Trainer):
         raise NotImplementedError
 
     def _require_rows_once(self, dataset: Any) -> None:
-        """Raise a ValueError for a stream of which several processes would evaluate some rows more than once.
+        """Raise a ValueError where several processes would evaluate some rows more than once, or not all of them.
 
-        Each of them reads it by itself then, and its last batches are filled up by rows that nobody can tell from
-        the others, since nobody knows how many there are.
+        - Of a stream that each of them reads by itself, last batches are filled up by rows that nobody can tell from
+          the others, since nobody knows how many there are.
+        - With batches of other sizes or numbers, one waits for another's, or takes an earlier one for it.
+        - Gathered as objects, a batch of scores is a list of rows, of which the Trainer's loop keeps the first ones.
         """
-        if is_stream(dataset) and self.accelerator.num_processes > 1 and self.accelerator.dispatch_batches is False:
+        if self.accelerator.num_processes == 1:
+            return
+        if is_stream(dataset) and self.accelerator.dispatch_batches is False:
             raise ValueError(
                 "A stream is evaluated on several processes with dispatch_batches=False: its last batches are filled "
                 "up by rows that would be counted again, in every metric. Leave dispatch_batches unset in "
                 "accelerator_config, evaluate on one process, or pass a map-style dataset."
             )
+        size = self.args.eval_batch_size * self._sharers
+        deals = not self.accelerator.even_batches and not self.accelerator.dispatch_batches
+        if deals and has_length(dataset) and len(dataset) % size:
+            raise ValueError(
+                f"{len(dataset)} rows are evaluated on {self.accelerator.num_processes} processes with "
+                "even_batches=False, which leaves the processes with batches of other sizes at the end: expected a "
+                f"multiple of {size} rows. Leave even_batches at True in accelerator_config (rows that are repeated "
+                "are not counted), or evaluate on one process."
+            )
+        if self.args.eval_use_gather_object:
+            raise ValueError(
+                "eval_use_gather_object=True gathers lists of objects, and loses rows of tensors on several "
+                "processes. Expected False: all that is evaluated here are tensors."
+            )
+
+    @contextmanager
+    def _keeping_last_batches(self) -> Iterator[None]:
+        """While an evaluation loader is built: no row is left out, whatever is said for training."""
+        before, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            yield
+        finally:
+            self.args.dataloader_drop_last = before
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
         if self._columns_are_removed:
@@ -153,6 +182,7 @@ class GroupDataTrainer(Trainer):
             self._train_batch_size,
             seed_of_order(self.args),
             self.args.dataloader_drop_last,
+            self._sharers,
             self._batches_of_step,
             self._drawn,
         )
@@ -161,12 +191,17 @@ class GroupDataTrainer(Trainer):
     @property
     def _batches_of_step(self) -> int:
         """Batches of the training loader that an optimizer step takes, on all processes together."""
-        # With split_batches a batch of the loader is one of all processes.
-        sharers = 1 if self.accelerator.split_batches else self.accelerator.num_processes
-        return self.args.gradient_accumulation_steps * sharers
+        return self.args.gradient_accumulation_steps * self._sharers
+
+    @property
+    def _sharers(self) -> int:
+        """Processes that take a batch of the training loader each: with split_batches all of them share one."""
+        return 1 if self.accelerator.split_batches else self.accelerator.num_processes
 
     def _settings_of_run(self, robust_loss: GroupRobustLoss) -> dict[str, Any]:
-        return settings_of_run(self.args, robust_loss, self._train_batch_size * self._batches_of_step)
+        examples, loader = self._train_batch_size * self._batches_of_step, self.callback_handler.train_dataloader
+        age_of_weights = None if self._drawn is None else self._drawn.ahead
+        return settings_of_run(self.args, robust_loss, examples, loader, age_of_weights)
 
     def _memory_of_draws(self) -> DrawnGroups | None:
         """What drawing by weights remembers, for the loader as it is now; None where groups are not drawn so."""

@@ -87,13 +87,22 @@ class ReferenceLosses:
         if self._by_group is not None:
             # -100 stands for an example without a label, which counts in no mean.
             return moved(self._by_group, labels.device)[moved(beside[key], labels.device).clamp_min(0)]
+        return moved(self._column(beside), labels.device, torch.float64)
+
+    def require_usable(self, beside: Mapping[str, Any]) -> None:
+        """Raise a ValueError for what travels beside a batch where `of` will."""
+        if isinstance(self._given, str):
+            self._column(beside)
+
+    def _column(self, beside: Mapping[str, Any]) -> Tensor:
+        """Those of a batch that come in a column [B]."""
         own = beside.get(str(self._given))
         if own is None:
             raise ValueError(
                 f"reference_losses={self._given!r}: the batch does not hold that column. The collator drops it: have "
                 "it keep columns it does not know."
             )
-        own = moved(torch.as_tensor(own), labels.device, torch.float64).view(-1)
+        own = torch.as_tensor(own).view(-1)
         if is_on_host(own):
             require_finite(f"reference_losses={self._given!r}", own)
         return own

@@ -15,7 +15,6 @@ that is written in mid-step holds what was when the step began (`mid_step.py`).
 Before it is written, `mark_incomplete` takes the mark from an older one of the same name.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.robust_loss.state import LossState
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint, require_complete
-from hf_cgd.trainer.continuity import warn_of_other_settings
+from hf_cgd.trainer.continuity import steps_of_epoch, warn_of_other_settings
 from hf_cgd.trainer.history import GroupLog
 from hf_cgd.whole_files import whole_file
 
@@ -200,7 +199,7 @@ def tell_sampler(loader: Any, args: TrainingArguments, state: TrainerState) -> N
     sampler = getattr(loader, "batch_sampler", None)
     while sampler is not None:
         if hasattr(sampler, "set_epoch"):
-            steps = max(1, math.ceil(len(loader) / args.gradient_accumulation_steps))
+            steps = steps_of_epoch(loader, args) or 1
             epoch = state.global_step // steps
             sampler.set_epoch(epoch)
             if hasattr(sampler, "set_first_step"):

@@ -76,9 +76,7 @@ class SameBatches:
         return taken
 
     def _numbers_of_all(self, own: int) -> list[int]:
-        numbers = torch.zeros(self._communication.num_processes, dtype=torch.float64)
-        numbers[self._communication.rank] = own
-        return [int(number) for number in self._communication.sum(numbers).tolist()]
+        return [int(number) for number in self._communication.gather(torch.tensor([own])).tolist()]
 
 
 def _require_same(numbers: list[int], where: str) -> None:

@@ -301,11 +301,17 @@ class GroupRobustTrainer(
 
     def _require_usable(self, batch: Mapping[str, Any]) -> None:
         """Raise a ValueError for a batch that will be refused, while all processes can still learn of it."""
-        if self.robust_loss is None or self._uses_parent_loss:
+        beside, labels = without(batch, self._setup.keys_beside)[1], self._head.labels_in(batch, self.label_names)
+        if self.robust_loss is not None:
+            ids = self._ids_of(beside, labels)
+            if ids is not None and ids.device.type == "cpu" and self.robust_loss.engine is not None:
+                silence_uncounted(torch.zeros(len(ids)), ids, may_look=True)
+        if self._uses_parent_loss:
             return
-        ids = self._ids_of(without(batch, self._setup.keys_beside)[1], self._head.labels_in(batch, self.label_names))
-        if ids is not None and ids.device.type == "cpu" and self.robust_loss.engine is not None:
-            silence_uncounted(torch.zeros(len(ids)), ids, may_look=True)
+        if labels is not None:
+            self._example_weights.require_usable(labels, beside)
+        if self._reference is not None:
+            self._reference.require_usable(beside)
 
     def _ids_of(self, beside: Mapping[str, Any], labels: Any) -> Tensor | None:
         return self._host_ids.of(beside, self._setup.key, labels, self._head)

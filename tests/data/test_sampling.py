@@ -81,6 +81,25 @@ def test_the_order_depends_on_seed_and_epoch_alone(kind: type[GroupSampler]) -> 
     assert list(kind(group_ids, 4, seed=4)) != epoch_zero
 
 
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=70),
+    st.sampled_from([(12, 1, 1), (6, 2, 1), (4, 3, 1), (6, 1, 2), (2, 3, 2), (1, 12, 1), (1, 1, 12)]),
+    st.booleans(),
+)
+def test_a_step_is_of_the_same_examples_however_they_are_shared(
+    groups: list[int], shares: tuple[int, int, int], drop_last: bool
+) -> None:
+    """Against one process with one batch of 12; what is shared ends with the last whole batches that it takes."""
+    batch_size, processes, micro_batches = shares
+    assert batch_size * processes * micro_batches == 12
+    for kind in (BalancedGroupSampler, WeightedGroupSampler):
+        whole = list(kind(np.array(groups), 12, seed=5))
+        shared = kind(np.array(groups), batch_size, 5, drop_last, processes=processes, step_size=12)
+        order, together = list(shared), batch_size * processes
+        assert order == whole[: len(order)] and len(order) == len(shared)
+        assert len(order) == (len(groups) // together + (not drop_last and len(groups) % together > 0)) * together
+
+
 def test_weighted_draws_are_balanced_on_average() -> None:
     group_ids = np.array([0] * 970 + [1] * 20 + [7] * 10)
     order = [row for epoch in range(20) for row in _epoch(WeightedGroupSampler(group_ids, 10, seed=0), epoch)]

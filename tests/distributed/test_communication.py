@@ -1,6 +1,7 @@
 """Sums over processes and the layout of pooled rows: several processes played by one, against plain sums."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import hypothesis.strategies as st
@@ -108,6 +109,34 @@ def test_a_backend_without_reduce_scatter_is_asked_once(monkeypatch: pytest.Monk
         assert torch.equal(communication.sum_scattered(parts), 2 * parts[1])
     assert torch.equal(parts, torch.arange(12.0).view(2, 3, 2))
     assert group.calls == (["reduce_scatter"] * 2 if error is None else ["reduce_scatter", "all_reduce", "all_reduce"])
+
+
+class Hosts(Group):
+    """The same with devices that are not there: only a group of hosts is good for anything."""
+
+    def new_group(self, backend: str, timeout: timedelta) -> str:
+        self.calls.append(f"new group of {backend}, {timeout}")
+        return "hosts"
+
+    def all_reduce(self, tensor: Tensor, group: str = "devices") -> None:
+        assert group == "hosts"
+        super().all_reduce(tensor)
+
+    def all_gather(self, parts: list[Tensor], given: Tensor, group: str = "devices") -> None:
+        assert group == "hosts" and given.is_contiguous()
+        self.calls.append("all_gather")
+        for rank, part in enumerate(parts):
+            part.copy_(given + 10 * (rank - 1))
+
+
+def test_what_is_on_the_hosts_goes_from_host_to_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Hosts(None)
+    monkeypatch.setattr(hf_cgd.distributed.communication, "dist", group)
+    communication = ProcessGroupCommunication(torch.device("cuda"), timedelta(hours=2))
+    own = torch.tensor([3, 0, 4, 0])[::2]
+    assert communication.gather(own).tolist() == [-7, -6, 3, 4]
+    assert communication.sum(own).tolist() == [6, 8] and own.tolist() == [3, 4]
+    assert group.calls == ["new group of gloo, 2:00:00", "all_gather", "all_reduce"]
 
 
 def test_any_other_failure_of_a_collective_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,12 @@ def stream_of_two_lengths() -> IterableDataset:
     return IterableDataset.from_generator(rows, gen_kwargs={"shards": [0, 1]})
 
 
+def stream_with(bad: float) -> IterableDataset:
+    """Rows that hold a number each, which nobody has looked at before; that of one row is none of those expected."""
+    numbers = [bad if row == BAD else 1.0 for row in range(ROWS)]
+    return rows_with(False).add_column("number", numbers).to_iterable_dataset()
+
+
 class BrokenRow:
     """A collator that cannot read one row."""
 
@@ -89,11 +95,23 @@ def runs(folder: Path) -> dict[str, Callable[[], None]]:
             folder, rows_with(False), rows_with(False).to_iterable_dataset(), collator=BrokenRow()
         ),
         "no label": lambda: run(folder, rows_without_labels(), objective="cgd"),
+        "bad weight, erm": lambda: run(folder, stream_with(0.0), objective="erm", example_weight_column="number"),
+        "bad weight": lambda: run(folder, stream_with(0.0), example_weight_column="number", **accumulated),
+        "bad reference": lambda: run(folder, stream_with(float("nan")), reference_losses="number"),
         "uneven batches": lambda: run(
             folder, rows_with(False).select(range(51)), accelerator_config={"even_batches": False}
         ),
         "uneven shards": lambda: run(folder, stream_of_two_lengths(), **OWN_SHARDS),
         "uneven shards, accumulated": lambda: run(folder, stream_of_two_lengths(), **OWN_SHARDS, **accumulated),
+        "uneven batches, evaluation": lambda: run(
+            folder, rows_with(False), rows_with(False).select(range(13)), accelerator_config={"even_batches": False}
+        ),
+        "even batches, evaluation": lambda: run(
+            folder, rows_with(False), rows_with(False).select(range(12)), accelerator_config={"even_batches": False}
+        ),
+        "gathered as objects": lambda: run(
+            folder, rows_with(False), rows_with(False).select(range(12)), eval_use_gather_object=True
+        ),
         "a stream of several epochs": lambda: run(folder, rows_with(False).to_iterable_dataset()),
         "own shards of several epochs": lambda: run(folder, rows_with(False).to_iterable_dataset(2), **OWN_SHARDS),
     }

@@ -86,6 +86,8 @@ EVALUATED = ("erm", "cgd")
 PUBLISHED = "whole"
 """Name of the repository that a run of several processes is pushed to, where HF_ENDPOINT tells the Hub."""
 SAMPLED_ROWS, SAMPLED_STEPS, SAVED_STEP = 36, 8, 4
+RAGGED_ROWS = 50
+"""Rows of five steps, of which no number of processes fills the last."""
 
 
 class Collectives:
@@ -108,6 +110,10 @@ class Collectives:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self.calls.append(("all_reduce", tensor.nbytes))
         dist.all_reduce(tensor)
+
+    def all_gather(self, parts: list[torch.Tensor], given: torch.Tensor) -> None:
+        self.calls.append(("all_gather", given.nbytes))
+        dist.all_gather(parts, given)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor) -> None:
         if self._backend == "without":
@@ -154,7 +160,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
             tiny_model(tokens) if tokens else tiny_distilbert(),
             args,
             train_dataset=data,
-            eval_dataset=None if tokens else text_dataset(7, groups=3),
+            eval_dataset=text_dataset(7, groups=3) if name in EVALUATED else None,
         )
         collectives.calls.clear()
         trainer.train(resume_from_checkpoint=resume_from)
@@ -185,6 +191,8 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
             warnings.filterwarnings("ignore", "No examples of the group")
             metrics = trainer.evaluate()
             trainer.predict(text_dataset(7, groups=3))
+            alone = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Loss", prediction_loss_only=True)
+        result["loss alone"] = alone.metrics["eval_loss"]
         result["metrics"] = {k: v for k, v in metrics.items() if "accuracy" in k or "loss" in k or "count" in k}
         result["reports"] = [str(trainer.group_report(prefix)) for prefix in ("eval", "test")]
     return result
@@ -200,18 +208,22 @@ class AfterEachStep(TrainerCallback):
         self.function()
 
 
-def run_sampling(sampling: str, output_dir: str) -> dict[str, Any]:
-    """Which rows this process reads, in a run of several epochs and in one that is resumed within an epoch."""
+def run_sampling(sampling: str, output_dir: str, rows: int = SAMPLED_ROWS, source: str = "") -> dict[str, Any]:
+    """Which rows this process reads, in a run of several epochs and in one that is resumed within an epoch.
+
+    With a `source`, the folder of the former run of any number of processes, only in the one that is resumed.
+    """
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     result: dict[str, Any] = {}
-    for kind, resume_from in (("straight", None), ("resumed", f"{output_dir}/checkpoint-{SAVED_STEP}")):
+    for kind in ("resumed",) if source else ("straight", "resumed"):
+        resume_from = f"{source or output_dir}/checkpoint-{SAVED_STEP}" if kind == "resumed" else None
         args = arguments(
             output_dir, world, objective="group_dro", group_sampling=sampling, train_sampling_strategy="random",
             max_steps=SAMPLED_STEPS, save_strategy="steps" if resume_from is None else "no", save_steps=SAVED_STEP,
             step_size=30.0 if sampling == "weights" else None,
         )  # fmt: skip
-        # As many rows of each of three groups, in turn.
-        data = NotedRows(text_dataset(SAMPLED_ROWS, groups=3))
+        # Three groups, in turn.
+        data = NotedRows(text_dataset(rows, groups=3))
         trainer = GroupRobustTrainer(tiny_distilbert(), args, train_dataset=data)
         # Whatever the processes did with their random states.
         random.seed(rank)
@@ -276,6 +288,10 @@ if __name__ == "__main__":
     results["resumed"] = run_case("cgd momentum", str(folder / "resumed"), checkpoint)
     for kind in ("none", "balanced", "weighted", "weights") if len(cases) == len(CASES) else ("balanced",):
         results[kind] = run_sampling(kind, str(folder / kind))
+    for kind in ("balanced", "weighted", "weights"):
+        name = f"{kind} ragged"
+        before = "" if folder == source else str(source / name)
+        results[name] = run_sampling(kind, str(folder / name), RAGGED_ROWS, before)
     if "HF_ENDPOINT" in os.environ:
         results["published"] = run_published(str(folder / "published"), pushes=True)
     results["many groups"] = run_many_groups(str(folder / "many"))

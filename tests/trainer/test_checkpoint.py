@@ -302,6 +302,7 @@ def test_averages_of_other_layers_are_refused(trainer: Build) -> None:
             {"gradient_accumulation_steps": 2, "weight_timing": "next"},
             r"training examples of a step 4 -> 8; .*timing 'current' ->",
         ),
+        ({"train_sampling_strategy": "sequential"}, r"train_sampling_strategy 'random' -> 'sequential'\. So"),
         ({"group_sampling": "balanced"}, r"group_sampling 'none' -> 'balanced'\. So"),
         ({"gradient_layers": 1}, r"gradient_layers 3 -> 1\. Model"),
         ({"class_weights": [1.0, 2.0]}, r"class_weights None -> \[1\.0, 2\.0\]\. Model"),
@@ -317,6 +318,24 @@ def test_a_run_that_goes_on_with_other_settings_says_so(trainer: Build, changes:
     first = trainer(SAVES)
     first.train()
     with pytest.warns(GroupRobustWarning, match=f"other settings than its checkpoint was trained with: {words}"):
+        trainer({**SAVES, **changes}).train(resume_from_checkpoint=str(checkpoint(first, 3)))
+
+
+def test_epochs_of_other_steps_are_told(trainer: Build) -> None:
+    """Later epochs begin at another step, so that all that follows is of other examples."""
+    first = trainer(SAVES, train_dataset=text_dataset(18))
+    first.train()
+    with pytest.warns(GroupRobustWarning, match=r"trained with: steps of an epoch 5 -> 4\. So the rest"):
+        trainer({**SAVES, "dataloader_drop_last": True}, train_dataset=text_dataset(18)).train(
+            resume_from_checkpoint=str(checkpoint(first, 3))
+        )
+
+
+def test_draws_by_other_weights_are_told(trainer: Build) -> None:
+    first = trainer({**SAVES, "group_sampling": "weights"})
+    first.train()
+    changes = {"group_sampling": "weights", "dataloader_num_workers": 1}
+    with pytest.warns(GroupRobustWarning, match=r"trained with: steps from the weights to the draws .* 1 -> 3\. Mod"):
         trainer({**SAVES, **changes}).train(resume_from_checkpoint=str(checkpoint(first, 3)))
 
 

@@ -22,12 +22,14 @@ from several_processes import (
     EVALUATED,
     GLOBAL_BATCH,
     PUBLISHED,
+    RAGGED_ROWS,
     SAMPLED_ROWS,
     SAMPLED_STEPS,
     SAVED_STEP,
     groups_of_rows,
     run_case,
     run_published,
+    run_sampling,
 )
 from tiny import predicts_one_class
 
@@ -134,7 +136,7 @@ def expected_collectives(
     """One step after the other; K = 4 groups, float64 statistics, float32 rows, a log at every step."""
     width = -(-row_size // world)
     # How many batches each process has: in an epoch, and in each step.
-    asks = ("all_reduce", 8 * world)
+    asks = ("all_gather", 8)
     calls = [asks]
     for step, groups in enumerate(present):
         calls.append(asks)
@@ -171,8 +173,7 @@ def test_collectives_are_the_same_on_all_processes_and_as_large_as_the_formula_s
             continue
         if case.startswith("erm_uw"):
             # Fixed weights need no statistics; those that it could move by are summed all the same.
-            asks = 8 * processes
-            assert [size for _, size in rank[case]["collectives"]] == [asks, *[asks, 32, 32, 64] * 5]
+            assert [size for _, size in rank[case]["collectives"]] == [8, *[8, 32, 32, 64] * 5]
             continue
         expected = expected_collectives(case, processes, rank[case]["row_size"], present, votes)
         assert [tuple(call) for call in rank[case]["collectives"]] == expected
@@ -273,6 +274,25 @@ def test_groups_drawn_by_weight_are_those_of_one_order_on_all_processes(results:
         assert resumed["weights"] == straight["weights"]
 
 
+def steps_of(ranks: list[dict[str, Any]], kind: str, steps: int) -> list[list[int]]:
+    """The rows of each step, on all processes together."""
+    size = GLOBAL_BATCH // len(ranks)
+    read = [rank[kind]["read"] for rank in ranks]
+    return [sorted(row for own in read for row in own[step * size : (step + 1) * size]) for step in range(steps)]
+
+
+@pytest.mark.parametrize("sampling", ["balanced", "weighted", "weights"])
+def test_the_order_goes_on_with_any_number_of_processes(results: Results, folder: Path, sampling: str) -> None:
+    """Saved by two; resumed by two, three and one: 50 rows are nine batches of 6, thirteen of 4, or five of 12."""
+    name = f"{sampling} ragged"
+    two = [rank[name] for rank in results[2]]
+    rest = steps_of(two, "straight", SAMPLED_STEPS)[SAVED_STEP:]
+    one = run_sampling(sampling, str(folder / "one" / name), RAGGED_ROWS, str(folder / "two" / name))
+    for ranks in (two, [rank[name] for rank in results[3]], [one]):
+        assert steps_of(ranks, "resumed", SAMPLED_STEPS - SAVED_STEP) == rest
+        assert ranks[0]["resumed"]["weights"] == pytest.approx(two[0]["straight"]["weights"], abs=1e-6)
+
+
 # ---- Evaluation -----------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +303,7 @@ def test_padding_rows_are_not_counted(results: Results, twin: Any) -> None:
             metrics = rank[case]["metrics"]
             assert sum(value for name, value in metrics.items() if "group_count/" in name) == 7
             assert metrics == pytest.approx(twin(case)["metrics"], rel=1e-4)
+            assert rank[case]["loss alone"] == pytest.approx(metrics["eval_loss"], rel=1e-6)
 
 
 def test_reports_are_the_same_on_all_processes(results: Results) -> None:

@@ -34,6 +34,9 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         ("broken row", 1, "OSError", SENTENCE),
         ("broken row, accumulated", 0, "OSError", SENTENCE),
         ("no label", 1, "ValueError", "No example of the batch has a label"),
+        ("bad weight, erm", 1, "ValueError", "expected finite numbers > 0, got 0.0 (row 2)"),
+        ("bad weight", 0, "ValueError", "expected finite numbers > 0, got 0.0 (row 2)"),
+        ("bad reference", 1, "ValueError", "expected finite reference losses, got nan (row 2)"),
         ("broken row, evaluation", 0, "OSError", SENTENCE),
     ],
 )
@@ -59,6 +62,16 @@ def test_other_numbers_of_batches_are_refused_by_both(ends: list[dict[str, str]]
     """51 rows in batches of 6 are nine batches, of which one process has five; shards have 48 rows and 24."""
     for end in ends:
         assert end[name].startswith(f"ValueError: The processes have {numbers}") and "dispatch_batches" in end[name]
+
+
+@pytest.mark.slow
+def test_evaluations_that_would_miss_rows_are_refused_by_both(ends: list[dict[str, str]]) -> None:
+    """13 rows in batches of 2 on two processes are three whole rounds and one row."""
+    for end in ends:
+        assert end["uneven batches, evaluation"].startswith("ValueError: 13 rows are evaluated on 2 processes")
+        assert "expected a multiple of 4 rows" in end["uneven batches, evaluation"]
+        assert end["gathered as objects"].startswith("ValueError: eval_use_gather_object=True")
+        assert end["even batches, evaluation"] == "finished"
 
 
 @pytest.mark.slow

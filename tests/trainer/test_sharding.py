@@ -15,7 +15,9 @@ from sharded_processes import SETUPS, result_of, train
 from tiny import predicts_one_class, tiny_distilbert
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-from hf_cgd import GroupRobustTrainer
+from hf_cgd import CGD, GroupDRO, GroupInfo, GroupRobustTrainer
+from hf_cgd.models.batch_norm import freeze_batch_norm
+from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
 
 WRAPPED = {
@@ -157,6 +159,51 @@ def test_engines_and_timings_that_sharding_rules_out_are_named() -> None:
     unsharded_kind = accelerator(DistributedType.MULTI_CPU)
     require_supported("cgd", model, ARGS, unsharded_kind, "per_group", "current")
     assert is_sharded(model, plain) and not is_sharded(model, unsharded_kind)
+
+
+def network(*layers: torch.nn.Module) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(2, 4), *layers, torch.nn.Linear(4, 2))
+
+
+def frozen(network: torch.nn.Module) -> torch.nn.Module:
+    assert freeze_batch_norm(network) == 1
+    return network
+
+
+SYNCED = [network(torch.nn.SyncBatchNorm(4)), network(torch.nn.SyncBatchNorm(4)).eval()]
+UNSYNCED = [network(torch.nn.BatchNorm1d(4)), frozen(network(torch.nn.SyncBatchNorm(4))), network()]
+
+
+def test_a_forward_pass_for_each_group_is_refused_where_each_waits_for_all(config: Callable[..., Any]) -> None:
+    """Sharded parameters are gathered in it, SyncBatchNorm sums over the processes in it; frozen it does not."""
+    split = EngineChoice(config(forward_mode="split"))
+    ddp, alone = accelerator(DistributedType.MULTI_CPU), accelerator(DistributedType.NO, num_processes=1)
+    for sharded in (accelerator(fsdp_plugin=SimpleNamespace()), accelerator(DistributedType.DEEPSPEED)):
+        with pytest.raises(ValueError, match="forward_mode='split' .* sharded parameters .*'joint'"):
+            split.require_supported(GroupDRO(), network(), sharded)
+    for synced in SYNCED:
+        modes = [layer.training for layer in synced.modules()]
+        with pytest.raises(ValueError, match="forward_mode='split' .* SyncBatchNorm .*'joint'"):
+            split.require_supported(GroupDRO(), synced, ddp)
+        assert [layer.training for layer in synced.modules()] == modes
+        EngineChoice(config()).require_supported(GroupDRO(), synced, ddp)
+        split.require_supported(GroupDRO(), synced, alone)
+    for unsynced in UNSYNCED:
+        split.require_supported(GroupDRO(), unsynced, ddp)
+
+
+def test_group_gradients_through_sync_batch_norm_are_refused(config: Callable[..., Any]) -> None:
+    """The passes of several processes are not of the same groups, nor as many."""
+    groups, choice = GroupInfo(["a", "b"], [5, 5]), EngineChoice(config(gradient_layers=["0.weight"]))
+    ddp = accelerator(DistributedType.MULTI_CPU, scaler=None, reduce=None, process_index=0)
+    alone = accelerator(DistributedType.NO, num_processes=1, scaler=None)
+    for synced in SYNCED:
+        with pytest.raises(ValueError, match="SyncBatchNorm each pass adds up .*freeze_batch_norm.*group_dro"):
+            choice.build_loss(CGD(), groups, synced, ddp)
+        choice.build_loss(CGD(), groups, synced, alone)
+        choice.build_loss(GroupDRO(), groups, synced, ddp)
+    for unsynced in UNSYNCED:
+        choice.build_loss(CGD(), groups, unsynced, ddp)
 
 
 def test_fsdp_that_accelerate_leaves_out_is_noticed(

@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from datasets import DatasetDict
 from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
+from tiny_tokens import tiny_model, token_dataset
 from transformers import EarlyStoppingCallback, EvalPrediction
 
 from hf_cgd import GroupRobustTrainer, GroupRobustWarning
@@ -61,6 +62,42 @@ def test_metrics_do_not_depend_on_the_batch_size(trainer: Build, objective: str)
         results.append(stable(run.evaluate()))
     for other in results[1:]:
         assert other == pytest.approx(results[0], rel=1e-5)
+
+
+def test_no_row_is_left_out_of_an_evaluation(trainer: Build) -> None:
+    """Incomplete batches are left out of training only: here three rows of the 15 would go, all of group 0 or 1."""
+    data = text_dataset(15)
+    robust = trainer({"dataloader_drop_last": True, "per_device_eval_batch_size": 4}, eval_dataset=data)
+    metrics = robust.evaluate()
+    whole = trainer({"per_device_eval_batch_size": 4}, eval_dataset=data).evaluate()
+    assert {k: v for k, v in metrics.items() if "count" in k} == {"eval_group_count/0": 8, "eval_group_count/1": 7}
+    assert metrics["eval_loss"] == whole["eval_loss"]
+    assert len(robust.predict(data).predictions) == 15
+    robust.train_dataset = data
+    assert robust.args.dataloader_drop_last and len(robust.get_train_dataloader()) == 3
+
+
+@pytest.mark.filterwarnings("ignore:No examples of the group")
+@pytest.mark.parametrize(("kind", "unit"), [("classes", "example"), ("gpt2", "example"), ("gpt2", "token")])
+def test_the_loss_alone_is_the_loss_beside_other_metrics(trainer: Build, kind: str, unit: str) -> None:
+    """A mean over the examples (or tokens) of batches that hold other numbers of labels."""
+    data = text_dataset(7) if kind == "classes" else token_dataset(kind, 7)
+    data = data.map(lambda row, number: {"labels": some_labels(row["labels"], number)}, with_indices=True)
+    parts: dict[str, Any] = (
+        {} if kind == "classes" else {"model": tiny_model(kind), "train_dataset": token_dataset(kind)}
+    )
+    args = {"objective": "erm", "per_device_eval_batch_size": 3}
+    robust = trainer(args if kind == "classes" else {**args, "group_unit": unit}, eval_dataset=data, **parts)
+    both = [robust.evaluation_loop(robust.get_eval_dataloader(), "Loss", alone) for alone in (True, False)]
+    alone, beside = (output.metrics["eval_loss"] for output in both)
+    assert alone == pytest.approx(beside, rel=1e-6) and len(both[1].metrics) > len(both[0].metrics)
+
+
+def some_labels(labels: Any, number: int) -> Any:
+    """Without those of row 1, and of sequences without the first ones."""
+    if isinstance(labels, list):
+        return [-100 if place < 2 * number else label for place, label in enumerate(labels)]
+    return -100 if number == 1 else labels
 
 
 def test_evaluation_moves_no_weights(trainer: Build) -> None:
