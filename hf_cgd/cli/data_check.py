@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Image
 
 from hf_cgd.cli.own_data_options import DataCheck
 from hf_cgd.data import sources
@@ -81,8 +81,8 @@ def table_of(splits: Mapping[str, Dataset], columns: Sequence[str], dataset: str
     values: dict[str, dict[str, Any]] = {}
     names: dict[str, tuple[str, ...]] = {}
     for split, rows in splits.items():
-        here = [c for c in dict.fromkeys(columns) if c in rows.column_names and hasattr(rows.features[c], "dtype")]
-        here = [column for column in here if rows.features[column].dtype != "PIL.Image.Image"]
+        here = [column for column in dict.fromkeys(columns) if column in rows.column_names]
+        here = [column for column in here if not isinstance(rows.features[column], Image)]
         read = read_columns(rows, here)
         values[split] = {column: read[column].values for column in here}
         names |= {column: found for column in here if (found := read[column].class_names) is not None}

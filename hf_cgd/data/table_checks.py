@@ -17,6 +17,8 @@ MANY_VALUES = 20
 """A column with more different values than this is looked at: are they ids, or texts?"""
 LONG = 40
 """Characters of a value beyond which it is a text and no name."""
+SAID_TO_BE_MISSING = frozenset({"nan", "<na>", "nat", "null", "n/a", "#n/a"})
+"""What programs write for a missing value; in capitals or not."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def problems_of(
         role = f"label_column {column!r}" if column == label else f"group_column {column!r}"
         problems += _missing(table, column, role, is_label=column == label)
         not_names = _not_names(table, column, role) or _ids_or_texts(table, column, role)
-        problems += not_names or _nearly_equal(table, column, role)
+        problems += not_names or [*_nearly_equal(table, column, role), *_said_to_be_missing(table, column, role)]
         if not_names and column in groups:
             # Its groups would be told of one by one.
             groups.remove(column)
@@ -134,7 +136,37 @@ def _not_names(table: Table, column: str, role: str) -> list[Problem]:
             problems.append(
                 Problem(
                     f"{role}: {len(rows):,} of {len(values):,} values are no integers, texts or bools, such as "
-                    f"{str(values[rows[0]])[:LONG]!r} ({table.where(split, rows)}). Cut numbers into classes."
+                    f"{str(values[rows[0]])[:LONG]!r} ({table.where(split, rows)}). "
+                    f"{_remedy([values[row] for row in rows])}"
+                )
+            )
+    return problems
+
+
+def _remedy(values: Sequence[Any]) -> str:
+    if all(isinstance(value, float) and value.is_integer() for value in values):
+        return "Write them as whole numbers (1 for 1.0), or cut them into classes."
+    if all(isinstance(value, float) for value in values):
+        return "Cut numbers into classes."
+    if any(isinstance(value, (dict, list)) for value in values):
+        return "Bring what is nested, or a list, into columns of single values."
+    return "Write them as texts."
+
+
+def _said_to_be_missing(table: Table, column: str, role: str) -> list[Problem]:
+    """Texts such as "nan", which some program may have written for a missing value."""
+    problems = []
+    for split, values in table.of(column):
+        rows = [
+            r for r, value in enumerate(values) if isinstance(value, str) and value.casefold() in SAID_TO_BE_MISSING
+        ]
+        if rows:
+            found = listed([repr(value) for value in dict.fromkeys(values[row] for row in rows)])
+            problems.append(
+                Problem(
+                    f"{role}: {len(rows):,} of {len(values):,} rows say {found} ({table.where(split, rows)}), which "
+                    "is a class or group of its own here. Drop these rows if it stands for a missing value.",
+                    stops=False,
                 )
             )
     return problems
@@ -172,7 +204,7 @@ def _nearly_equal(table: Table, column: str, role: str) -> list[Problem]:
             if not is_missing(value):
                 name = table.name(column, value)
                 places[name] += [(split, row) for row in rows]
-                keys[name] = as_read(value if name == repr(value) else name[1:-1], bool(kinds & {int, float}))
+                keys[name] = as_read(value if name == repr(value) else name[1:-1], numbers_too=True)
     alike = defaultdict(list)
     for name in sorted(places, key=lambda name: -len(places[name])):
         alike[keys[name]].append(name)
@@ -181,13 +213,19 @@ def _nearly_equal(table: Table, column: str, role: str) -> list[Problem]:
         if len(names) > 1:
             told = [f"{names[0]} ({len(places[names[0]]):,} rows)"]
             told += [f"{name} ({_places(table, places[name])})" for name in names[1:]]
+            difference = _difference(names)
             problems.append(
                 Problem(
-                    f"{role}: {listed(told)} differ in {_difference(names)} only. Write them alike, or one group or "
-                    "class becomes several."
+                    f"{role}: {listed(told)} differ in {difference} only. Write them alike, or one group or "
+                    "class becomes several.",
+                    # Codes of one column may be what they are.
+                    stops=difference != ZEROS or bool(kinds & {int, float}),
                 )
             )
     return problems
+
+
+ZEROS = "leading zeros"
 
 
 def _difference(names: Sequence[str]) -> str:
@@ -199,6 +237,8 @@ def _difference(names: Sequence[str]) -> str:
         return "spaces"
     if len({text.casefold() for text in plain}) == 1:
         return "capitals"
+    if len({text.strip().lstrip("0") for text in plain}) == 1:
+        return ZEROS
     return "spaces, capitals or the form of characters (unicode)"
 
 
