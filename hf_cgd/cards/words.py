@@ -36,6 +36,7 @@ def limits(record: RunRecord) -> list[str]:
     found = []
     for name, report in record.reports.items():
         found += [f"{name}: {sentence}" for sentence in _of_report(report)]
+    found += list(record.data.cautions)
     if not record.reports:
         found.append("No group of this model has been evaluated yet.")
     if record.kept_step is not None:

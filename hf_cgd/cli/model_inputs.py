@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from PIL import Image
@@ -22,12 +23,52 @@ THREADS = 8
 """That look at files, which mostly wait."""
 
 
-def tokenized(splits: DatasetDict, columns: Sequence[str], tokenizer: Any, max_length: int) -> DatasetDict:
-    """The splits with the tokens of one column of texts, or of two as pairs; longer ones are cut."""
-    return splits.map(
-        lambda rows: tokenizer(*(rows[column] for column in columns), truncation=True, max_length=max_length),
-        batched=True,
-    )
+CUT = "was cut"
+"""A column that holds, while texts are made tokens, whether there were too many."""
+
+
+def tokenized(
+    splits: DatasetDict, columns: Sequence[str], tokenizer: Any, max_length: int, num_proc: int | None = None
+) -> tuple[DatasetDict, dict[str, np.ndarray]]:
+    """The splits with the tokens of one column of texts, or of two as pairs; longer ones are cut.
+
+    Also which rows of each split were cut, bool [N].
+
+    Args:
+        splits: with the texts.
+        columns: one, or two.
+        tokenizer: of the network.
+        max_length: tokens that a row may have.
+        num_proc: processes that do it; None for this one.
+
+    Raises:
+        ValueError: a `max_length` below 1.
+    """
+    if max_length < 1:
+        raise ValueError(f"max_length={max_length}: expected at least one token of each text.")
+
+    def encode(rows: dict[str, list[Any]]) -> dict[str, Any]:
+        texts = [rows[column] for column in columns]
+        found = tokenizer(*texts, truncation=True, max_length=max_length)
+        return {**found, CUT: _were_cut(tokenizer, texts, found, max_length)}
+
+    found = splits.map(encode, batched=True, num_proc=num_proc)
+    cut = {split: np.asarray(rows.with_format(None)[CUT][:], dtype=bool) for split, rows in found.items()}
+    return found.remove_columns([CUT]), cut
+
+
+def _were_cut(tokenizer: Any, texts: Sequence[list[str]], found: Any, max_length: int) -> list[bool]:
+    encodings = getattr(found, "encodings", None)
+    if encodings is not None:
+        return [bool(encoding.overflowing) for encoding in encodings]
+    # A tokenizer in plain Python does not tell; only rows of full length may have been cut.
+    full = [row for row, ids in enumerate(found["input_ids"]) if len(ids) >= max_length]
+    cut = [False] * len(found["input_ids"])
+    if full:
+        whole = tokenizer(*([column[row] for row in full] for column in texts), verbose=False)["input_ids"]
+        for row, ids in zip(full, whole, strict=True):
+            cut[row] = len(ids) > len(found["input_ids"][row])
+    return cut
 
 
 def require_images(splits: DatasetDict, column: str) -> None:

@@ -1,9 +1,10 @@
 """Records and cards: what the trainer leaves for readers in its folder."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ class PublishingTrainer(Trainer):
     robust_loss: GroupRobustLoss | None
     _setup: GroupSetup
     _own_metrics: dict[str, GroupMetric]
+    data_preparation: Mapping[str, Any] = MappingProxyType({})
+    """How inputs were made of rows, for the record: {"max_length": 128}."""
+    data_cautions: Sequence[str] = ()
+    """What the data keeps the numbers from telling, a sentence each, for cards and reports."""
     _group_log: GroupLog | None
     _kept_step: int | None = None
     """The step whose model a run has loaded at its end."""
@@ -101,9 +106,12 @@ class PublishingTrainer(Trainer):
             steps=self.state.global_step,
             kept_step=self._kept_step,
             model=model_facts(self._unwrapped(), finetuned_from, task, self._class_names()),
-            data=data_facts(
-                {"train": self.train_dataset, **self._evaluation_sets()}, dataset_tags, dataset,
-                next(iter(dataset_args), None),
+            data=replace(
+                data_facts(
+                    {"train": self.train_dataset, **self._evaluation_sets()}, dataset_tags, dataset,
+                    next(iter(dataset_args), None),
+                ),
+                preparation=dict(self.data_preparation), cautions=list(self.data_cautions),
             ),
             versions=versions(),
         )  # fmt: skip

@@ -406,7 +406,7 @@ def test_a_model_that_is_there_is_evaluated(run: Run, folder: Path, tmp_path: Pa
     assert before == {path: path.read_bytes() for path in (folder / "model").iterdir()}
 
 
-def test_rows_that_the_model_was_trained_on_are_warned_of(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_validation_rows_of_another_draw_are_warned_of(run: Run, folder: Path, tmp_path: Path) -> None:
     def warned(*words: Any) -> str:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -418,10 +418,6 @@ def test_rows_that_the_model_was_trained_on_are_warned_of(run: Run, folder: Path
     words = ["train", "text", "--dataset", data, "--pictures", "false", "--group_column", "label", "place"]
     warned(*words, *QUICK[1:], "--model", folder / "model", "--output_dir", out)
     assert load_run(out).data.name == "d.csv"
-    write_table(tmp_path / "new.csv", rows())
-    for table, is_told in ((data, True), (tmp_path / "new.csv", False)):
-        options = ["--group_column", "place", "--no_pictures", "--output_dir", tmp_path / table.stem]
-        assert ("was trained on d.csv" in warned("evaluate", out, table, *options)) is is_told
     # Validation rows are drawn by groups and seed.
     again = [*words, "--do_train", "false", "--model", out, "--output_dir"]
     assert "are drawn" not in warned(*again, tmp_path / "same")
