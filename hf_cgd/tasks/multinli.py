@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
 
+from hf_cgd.data.columns import read_columns
 from hf_cgd.data.sources import find_tables, require_columns_in_splits, require_text
 from hf_cgd.data.tables import read_table
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, Task, TaskInfo
@@ -296,7 +297,11 @@ def _labelled(part: Dataset) -> Dataset:
     codes: dict[Any, int] = {name: code for code, name in enumerate(LABELS)} | {"-": -1, "": -1, None: -1, -1: -1}
     codes |= {code: code for code in range(len(LABELS))} | {str(code): code for code in range(-1, len(LABELS))}
     labels = []
-    for row, value in enumerate(part.with_format(None)["label"]):
+    read = read_columns(part, ["label"])["label"]
+    for row, value in enumerate(read.values):
+        if read.class_names and value in range(len(read.class_names)):
+            # Their numbers are those of their own order.
+            value = read.class_names[value]
         if value not in codes:
             raise ValueError(
                 f"Column 'label', row {row}: expected 0, 1, 2 or {', '.join(LABELS)} (-1 for none), got {value!r}. "
