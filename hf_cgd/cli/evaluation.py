@@ -23,6 +23,7 @@ from hf_cgd.cards.record import EVALUATED_ONLY, REPORT_FILE, RUN_FILE
 from hf_cgd.cli.command_line import readable_errors, show_messages
 from hf_cgd.cli.data_notes import DataNotes
 from hf_cgd.cli.model_inputs import tokenized, with_pixel_values
+from hf_cgd.cli.networks import NO_NAME
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.results import summary_of, where_it_is, write_predictions, write_results
 from hf_cgd.data import sources
@@ -36,8 +37,6 @@ from hf_cgd.visible_text import quoted_name
 
 MAX_LENGTH = 128
 """Tokens of a text where it is not known with how many the model was trained."""
-NO_NAME = "LABEL_"
-"""What transformers calls the outputs of a model without names."""
 
 
 @dataclass

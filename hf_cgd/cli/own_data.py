@@ -17,7 +17,7 @@ from hf_cgd.cli.comparison import begin_or_go_on, compared, is_finished, write_c
 from hf_cgd.cli.data_check import load_checked
 from hf_cgd.cli.data_notes import DataNotes
 from hf_cgd.cli.model_inputs import columns_beside_images, require_images, tokenized, with_pixel_values
-from hf_cgd.cli.networks import image_classifier, text_classifier
+from hf_cgd.cli.networks import classes_of, image_classifier, text_classifier
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
 from hf_cgd.cli.results import left_in, summary_of, where_it_is
@@ -88,7 +88,7 @@ class OwnDataRecipe:
     def _run(self, own: Any, configs: Sequence[RecipeConfig], folder: str) -> GroupRobustTrainer | None:
         config = configs[0]
         with readable_errors(own, config), config.main_process_first():
-            splits = self.load(own, config)
+            splits = _in_classes_of_the_model(self.load(own, config), own, config)
             names = splits["train"].features["label"].names
             set_seed(config.seed)
             if not config.do_train:
@@ -144,6 +144,25 @@ class OwnDataRecipe:
             if name != "train":
                 notes.add_training_rows(name, self.digests(own, rows), rows, config.group_column or ())
         notes.training_rows = notes.training_rows.at_most(MOST)
+
+
+def _in_classes_of_the_model(splits: DatasetDict, own: Any, config: RecipeConfig) -> DatasetDict:
+    """The splits with their classes in the order of the model's outputs, where it has a trained head for these.
+
+    Raises:
+        ValueError: a model is to be evaluated whose classes are others.
+    """
+    names, resumed = splits["train"].features["label"].names, config.resume_from_checkpoint
+    place = resumed if isinstance(resumed, str) and Path(resumed).is_dir() else own.model
+    theirs = classes_of(place)
+    if theirs and sorted(theirs) == sorted(names):
+        return sources.in_class_order(splits, list(dict.fromkeys((own.label_column, "label"))), theirs)
+    if theirs and not config.do_train:
+        raise ValueError(
+            f"do_train=False evaluates {place}, whose classes are {list(theirs)}; those of the data are {names}. "
+            "Write them alike, or say which stands for which: hf-cgd evaluate MODEL DATA --labels."
+        )
+    return splits
 
 
 def _where_it_was_trained(own: Any, config: RecipeConfig) -> Path:

@@ -234,6 +234,18 @@ def with_class_labels(splits: DatasetDict, column: str) -> DatasetDict:
     return splits
 
 
+def in_class_order(splits: DatasetDict, columns: Sequence[str], names: Sequence[str]) -> DatasetDict:
+    """The same splits with the classes of some `ClassLabel` columns, all of which are among `names`, in that order."""
+    splits, feature = DatasetDict(splits), ClassLabel(names=list(names))
+    for split, rows in splits.items():
+        for column in columns:
+            codes = [feature.str2int(name) for name in class_names_of(rows, column) or ()]
+            values = [codes[value] for value in read_columns(rows, [column])[column].values]
+            rows = rows.remove_columns([column]).add_column(column, values, feature=feature)
+        splits[split] = rows
+    return splits
+
+
 def _by_number(name: str) -> tuple[bool, int, str]:
     is_number = name.isdecimal() and str(int(name)) == name
     return not is_number, int(name) if is_number else 0, name

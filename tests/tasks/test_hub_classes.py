@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import raw_layouts as raw
-from datasets import ClassLabel, Dataset, Features, Value, load_dataset
+from datasets import ClassLabel, Dataset, Features, load_dataset
 
 from hf_cgd import GroupRobustWarning
 from hf_cgd.tasks import load_task
