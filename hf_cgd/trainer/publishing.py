@@ -14,6 +14,7 @@ from transformers import Trainer
 from transformers.modelcard import TrainingSummary
 
 from hf_cgd.cards import CARD_FILE, RunRecord, write_card
+from hf_cgd.cards.words import gives_one_class
 from hf_cgd.metrics import GroupMetric, GroupReport
 from hf_cgd.metrics.custom_metrics import declared_directions
 from hf_cgd.metrics.values import as_json
@@ -64,6 +65,20 @@ class PublishingTrainer(Trainer):
         if checkpoint is not None:
             # A table of this model beside the weights of the last step would mix two models.
             self._kept_step, self._kept_weights = self.state.best_global_step, saved_weights(checkpoint)
+            self._warn_of_collapsed_best()
+
+    def _warn_of_collapsed_best(self) -> None:
+        """Warn where the model that is kept gives every evaluated row the same class."""
+        step, logs = self.state.best_global_step, self.state.log_history
+        if step is not None and gives_one_class(logs, step):
+            warnings.warn(
+                f"A single class is what the model that is kept, that of step {step}, gives to every evaluated row: "
+                f"its {self.args.metric_for_best_model} ({self.state.best_metric:.3f}) tells which classes there are "
+                "in the groups, not what it has learned. Do not use it; train on, or with another learning_rate or "
+                "step_size.",
+                GroupRobustWarning,
+                stacklevel=3,
+            )
 
     def run_record(
         self,
