@@ -1,7 +1,9 @@
 """From the rows of a table to what a network takes: texts as tokens, images as pixels."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,13 +16,16 @@ from tqdm.auto import tqdm
 
 from hf_cgd.data.image_preparation import AREA, SHAPE, Augmentation
 from hf_cgd.data.image_reading import undecoded
-from hf_cgd.data.images import opened_image
+from hf_cgd.data.images import DEPTH_16, opened_image
 from hf_cgd.data.table_places import listed
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.reference_losses import column_of
 
 THREADS = 8
 """That look at files, which mostly wait."""
+SAMPLE, FEW_BITS = 32, 2**13
+"""Of images of 16 bits: those that are decoded, and a value that some of them should reach."""
 
 
 CUT = "was cut"
@@ -88,21 +93,42 @@ def require_images(splits: DatasetDict, column: str) -> None:
         stored = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))[column]
         paths += [image["path"] for image in stored if image and image["bytes"] is None and image["path"]]
     with ThreadPoolExecutor(THREADS) as pool:
-        looked = tqdm(pool.map(_is_image, paths), "Looking at images", len(paths), disable=None, leave=False)
-        wrong = [path for path, good in zip(paths, looked, strict=True) if not good]
+        looked = tqdm(pool.map(_mode_of, paths), "Looking at images", len(paths), disable=None, leave=False)
+        modes = dict(zip(paths, looked, strict=True))
+    wrong = [path for path in paths if modes[path] is None]
     if wrong:
         raise ValueError(
             f"image_column {column!r}: {len(wrong):,} of {len(paths):,} files are no images, or broken ones: "
             f"{listed(wrong)}. Fetch them again, or take their rows out."
         )
+    deep = [path for path in paths if (modes[path] or "").startswith("I")]
+    if deep:
+        _warn_of_unused_bits(deep)
 
 
-def _is_image(path: str) -> bool:
+def _mode_of(path: str) -> str | None:
     try:
-        with Image.open(path):
-            return True
+        with Image.open(path) as image:
+            return image.mode
     except (OSError, SyntaxError, Image.DecompressionBombError):
-        return False
+        return None
+
+
+def _warn_of_unused_bits(paths: Sequence[str]) -> None:
+    """Warn where greys of 16 bits use few of these, as those of many scanners: in 8 bits they are nearly black."""
+    chosen = [paths[place] for place in np.linspace(0, len(paths) - 1, min(len(paths), SAMPLE)).astype(int)]
+    greatest = 0
+    for path in chosen:
+        with suppress(OSError, SyntaxError), Image.open(path) as image:
+            greatest = max(greatest, int(np.asarray(image).max()))
+    if 0 < greatest < FEW_BITS:
+        warnings.warn(
+            f"Images of 16 bits: the greatest value in {len(chosen)} of {len(paths):,} of them is {greatest}, where "
+            f"{DEPTH_16} is white. Networks get 8 of these bits, which leaves {(greatest + 128) // 257 + 1} shades. "
+            "Scale the values to the whole range when the images are written.",
+            GroupRobustWarning,
+            stacklevel=3,
+        )
 
 
 def columns_beside_images(config: GroupOptions) -> list[str]:

@@ -1,11 +1,17 @@
 """Image folders, whose metadata.csv is read as every other table is: "NA" is a text, and so is 007."""
 
+import logging
 from pathlib import Path
 
 import datasets
+import PIL.Image
 from datasets import Dataset, DatasetDict, Image
+from datasets.exceptions import DatasetsError
 
+from hf_cgd.data.table_places import listed
 from hf_cgd.data.tables import read_table
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "file_name"
 """Column of a metadata.csv that tells which image a row is of, relative to the table."""
@@ -15,12 +21,21 @@ def read_image_folder(folder: Path) -> DatasetDict:
     """The splits of an image folder: one folder for each class, or a metadata file beside the images.
 
     Raises:
-        ValueError: a metadata.csv without the column `FILE_NAME`, or with an image twice.
+        ValueError: a metadata.csv without the column `FILE_NAME`, with an image twice, or that does not go with the
+            images.
     """
     paths = sorted(folder.rglob("metadata.csv"))
     tables = [read_table(path) for path in paths]
     rows = _rows_by_image(paths, tables)
-    splits = datasets.load_dataset("imagefolder", data_dir=str(folder))
+    try:
+        splits = datasets.load_dataset("imagefolder", data_dir=str(folder))
+    except DatasetsError as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise ValueError(
+            f"{folder}: expected images, and a metadata.csv whose {FILE_NAME!r} are relative to its folder, but they "
+            f"cannot be read: {reason}."
+        ) from error
+    _tell_of_images_without_a_row(folder, rows)
     return DatasetDict({name: _as_written(split, tables, rows) for name, split in splits.items()})
 
 
@@ -38,6 +53,17 @@ def _rows_by_image(paths: list[Path], tables: list[Dataset]) -> dict[str, tuple[
                 raise ValueError(f"{path}: expected one row for each image, got two for {name!r}. Remove one.")
             rows[image] = number, row
     return rows
+
+
+def _tell_of_images_without_a_row(folder: Path, rows: dict[str, tuple[int, int]]) -> None:
+    endings = set(PIL.Image.registered_extensions())
+    images = [path for path in folder.rglob("*") if path.suffix.lower() in endings] if rows else []
+    left = sorted(str(path.relative_to(folder)) for path in images if str(path.resolve()) not in rows)
+    if left:
+        logger.info(
+            "%s: %d of %d images have no row in a metadata.csv and are left out: %s",
+            folder, len(left), len(images), listed(left),
+        )  # fmt: skip
 
 
 def _as_written(split: Dataset, tables: list[Dataset], rows: dict[str, tuple[int, int]]) -> Dataset:

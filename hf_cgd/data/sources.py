@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Image
 
-from hf_cgd.data.columns import class_names_of, read_columns, require_columns
+from hf_cgd.data.columns import class_names_of, listed_rows, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.image_folders import read_image_folder
 from hf_cgd.data.tables import READERS, read_table
@@ -296,6 +296,12 @@ def with_images(splits: DatasetDict, column: str, source: str | Path) -> Dataset
         if isinstance(rows.features[column], Image):
             continue
         names = read_columns(rows, [column])[column].values
+        empty = [row for row, name in enumerate(names) if name is None]
+        if empty and len(empty) < len(names):
+            raise ValueError(
+                f"Column {column!r} of the {split} split: {listed_rows(empty, len(names))} name no image. Fill the "
+                "paths in, or drop these rows."
+            )
         if not all(isinstance(name, str) for name in names):
             raise ValueError(
                 f"Column {column!r} of the {split} split: expected images or paths of image files, got "

@@ -86,10 +86,22 @@ def problems_of(
 
 
 def missing_files(table: Table, column: str, folder: Path) -> list[Problem]:
-    """Paths in a column, relative to a folder, that lead nowhere."""
+    """Paths in a column, relative to a folder, that lead nowhere, and rows without one."""
     problems = []
     for split, values in table.of(column):
-        rows = [r for r, value in enumerate(values) if isinstance(value, str) and not (folder / value).is_file()]
+        empty = [row for row, value in enumerate(values) if is_missing(value)]
+        if empty:
+            places = table.where(split, empty)
+            problems.append(
+                Problem(
+                    f"image_column {column!r}: {len(empty):,} of {len(values):,} rows name no file ({places}). Fill "
+                    "it in or drop these rows."
+                )
+            )
+        rows = [
+            row for row, value in enumerate(values)
+            if isinstance(value, str) and not is_missing(value) and not (folder / value).is_file()
+        ]  # fmt: skip
         if rows:
             places = table.where(split, rows)
             problems.append(

@@ -73,6 +73,21 @@ def test_images_named_in_a_table(tmp_path: Path) -> None:
         sources.with_images(sources.load_splits(str(path)), "file", path)
 
 
+def test_rows_and_images_that_do_not_go_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_table(tmp_path / "d.csv", {"file": ["a.png", None, "c.png"], "y": [0, 1, 0]})
+    with pytest.raises(ValueError, match=r"'file' of the train split: 1 of 3 rows: 1 name no image"):
+        sources.with_images(sources.load_splits(str(path)), "file", path)
+    folder = tmp_path / "images"
+    write_images(folder, ["a.png", "b.png", "more/c.png"])
+    write_table(folder / "metadata.csv", {"file_name": ["a.png"], "label": ["cat"]})
+    with caplog.at_level("INFO", "hf_cgd"):
+        assert len(sources.load_splits(str(folder))["train"]) == 1
+    assert "2 of 3 images have no row in a metadata.csv and are left out: b.png, more/c.png" in caplog.text
+    write_table(folder / "metadata.csv", {"file_name": [str(folder / "a.png")], "label": ["cat"]})
+    with pytest.raises(ValueError, match="'file_name' are relative to its folder, but they cannot be read: Invalid"):
+        sources.load_splits(str(folder))
+
+
 def test_data_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="^dataset: expected a CSV"):
         sources.load_labelled(None, None, {"label_column": "label"}, None)

@@ -171,6 +171,8 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     table = Table({"train": {"image": ["here.png", "there.png", "here.png", "gone.png"]}}, rows_of)
     (found,) = missing_files(table, "image", tmp_path)
     assert "2 of 4 files" in found.text and "'there.png' (train [1, 3])" in found.text
+    (found,) = missing_files(Table({"train": {"image": ["here.png", None, " "]}}, rows_of), "image", tmp_path)
+    assert found.stops and "2 of 3 rows name no file (train [1, 2])" in found.text
 
 
 # ---- Places ---------------------------------------------------------------------------------------------------------
