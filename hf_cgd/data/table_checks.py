@@ -75,14 +75,26 @@ def problems_of(
     for column in dict.fromkeys((label, *groups)):
         role = f"label_column {column!r}" if column == label else f"group_column {column!r}"
         problems += _missing(table, column, role, is_label=column == label)
-        not_names = _not_names(table, column, role) or _ids_or_texts(table, column, role)
-        problems += not_names or [*_nearly_equal(table, column, role), *_said_to_be_missing(table, column, role)]
-        if not_names and column in groups:
+        found, are_names = problems_of_names(table, column, role)
+        problems += found
+        if not are_names and column in groups:
             # Its groups would be told of one by one.
             groups.remove(column)
     for column in texts:
         problems += _not_texts(table, column)
     return problems + (_small_groups(table, groups, min_group_size) if groups else [])
+
+
+def problems_of_names(table: Table, column: str, role: str) -> tuple[list[Problem], bool]:
+    """What is wrong with values as names of classes or groups, and whether they are names at all.
+
+    Args:
+        table: with a split "train" that has the column.
+        column: its name.
+        role: how the messages begin: "group_column 'place'".
+    """
+    not_names = _not_names(table, column, role) or _ids_or_texts(table, column, role)
+    return not_names or [*_nearly_equal(table, column, role), *_said_to_be_missing(table, column, role)], not not_names
 
 
 def missing_files(table: Table, column: str, folder: Path) -> list[Problem]:

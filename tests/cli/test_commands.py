@@ -533,6 +533,16 @@ def test_groups_are_looked_at(run: Run, tmp_path: Path) -> None:
     assert "label:sad place:hall" in out and "(too wide)" in out and "0.80" in out and "strong" in out
 
 
+def test_groups_that_a_training_would_refuse_are_told(run: Run, tmp_path: Path) -> None:
+    table = {"label": ["glad", "sad"] * 40, "place": ["hall", "Hall ", "hall", "nan"] * 20, "age": [0.5, 1.5] * 40}
+    data = write_table(tmp_path / "d.csv", table)
+    code, out, _ = run("groups", data, "--group_column", "place", "age", "--json")
+    problems = json.loads(out)["problems"]
+    assert code == 0 and json.loads(out)["advice"][:3] == problems and len(problems) == 3
+    assert "'hall' (40 rows), 'Hall ' (d.csv, lines 3, 7, 11" in problems[0] and "differ in spaces" in problems[0]
+    assert "20 of 80 rows say 'nan'" in problems[1] and problems[2].startswith("group_column 'age': 80 of 80 values")
+
+
 def test_the_demo_runs_without_a_recipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coloured_digits, "METHODS", {"CGD": coloured_digits.METHODS["CGD, consensus"]})
     monkeypatch.setattr(coloured_digits, "STEPS", 40)
