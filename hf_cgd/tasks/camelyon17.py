@@ -57,6 +57,7 @@ INFO = TaskInfo(
         "the wilds package: wilds.get_dataset('camelyon17', root_dir=…, download=True)",
         "https://huggingface.co/datasets/wltjr1007/Camelyon17-WILDS",
     ),
+    split_counts={"train": 302436, "validation": 34904, "test": 85054, "id_validation": 33560},
     size="455,954 patches, of which 302,436 train; 10.7 GB packed",
     hyperparameters={
         # The paper says that its network was pretrained; the configuration that it cites trains from scratch.

@@ -56,6 +56,7 @@ INFO = TaskInfo(
         "https://huggingface.co/datasets/flwrlabs/celeba",
     ),
     size="202,599 images of 178 x 218, of which 162,770 train; 1.3 GB packed",
+    split_counts={"train": 162770, "validation": 19867, "test": 19962},
     train_counts={
         "label:not blond gender:female": 71629, "label:not blond gender:male": 66874,
         "label:blond gender:female": 22880, "label:blond gender:male": 1387,

@@ -47,6 +47,8 @@ SPLIT_FRACTIONS = (0.5, 0.2, 0.3)
 """Train, validation and test of Sagawa et al."""
 SPLIT_FILE = "metadata_random.csv"
 SPLIT_FILE_COLUMNS = ("gold_label", "sentence2_has_negation", "split")
+GROUP_DRO_SIZES = {"train": 206175, "validation": 82462, "test": 123712}
+"""Rows of the splits in that file; 412,349 in all."""
 SPLIT_FILE_LABELS = ("contradiction", "entailment", "neutral")
 """The classes in the order in which the file of Sagawa et al. numbers them."""
 
@@ -141,7 +143,8 @@ class MultiNLI(Task):
     @property
     def info(self) -> TaskInfo:
         """The same in all settings but for the caveat."""
-        return replace(INFO, caveat=CAVEATS[self.split])
+        sizes = GROUP_DRO_SIZES if self.split == "group_dro" else {}
+        return replace(INFO, caveat=CAVEATS[self.split], split_counts=sizes)
 
     def _from_hub(self, folder: Path | None) -> DatasetDict:
         advice = (

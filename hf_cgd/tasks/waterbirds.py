@@ -62,6 +62,7 @@ INFO = TaskInfo(
         "https://huggingface.co/datasets/grodino/waterbirds",
     ),
     size="11,788 images, of which 4,795 train; about 0.5 GB",
+    split_counts={"train": 4795, "validation": 1199, "test": 5794},
     train_counts={
         "label:landbird place:land": 3498, "label:landbird place:water": 184, "label:waterbird place:land": 56,
         "label:waterbird place:water": 1057,

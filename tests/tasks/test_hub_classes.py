@@ -74,7 +74,7 @@ def renumbered(folder: Path, names: dict[str, list[str]]) -> None:
         rows.to_parquet(path)
 
 
-@pytest.mark.filterwarnings("ignore:The training groups of")
+@pytest.mark.filterwarnings("ignore:The (training groups|splits) of")
 def test_waterbirds_whose_classes_are_numbered_the_other_way_round(tmp_path: Path) -> None:
     """By number all four groups would change places, and every label be wrong."""
     raw.hub_waterbirds(tmp_path / "hub", raw.write_waterbirds(tmp_path / "own"))
