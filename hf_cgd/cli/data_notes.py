@@ -4,11 +4,13 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 
+from hf_cgd.cards import load_run
 from hf_cgd.data.columns import column_names, read_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.row_digests import RowDigests
@@ -73,6 +75,28 @@ class DataNotes:
                 any(share.greatest >= LOUD for share in shares.values()),
             )
 
+    def add_other_texts(
+        self, trained_as: Mapping[str, Any], columns: Sequence[str], max_length: int | None = None
+    ) -> None:
+        """Tell where a model is given other texts than in its training.
+
+        Args:
+            trained_as: how inputs were made then, see `preparation_of`.
+            columns: of the texts.
+            max_length: of them; None where another one is meant.
+        """
+        then, length = trained_as.get("text_columns", columns), trained_as.get("max_length")
+        if len(then) != len(columns):
+            self.add(
+                f"The model was trained on {', '.join(then)}, and is given {', '.join(columns)} here.",
+                "Name as many columns: --text_column, and --text_pair_column for pairs.",
+            )
+        if None not in (length, max_length) and length != max_length:
+            self.add(
+                f"The model was trained on texts of at most {length} tokens, and is given up to {max_length} here.",
+                f"Repeat the option of its training: --max_length {length}.",
+            )
+
     def add_training_rows(self, split: str, digests: np.ndarray, rows: Dataset, groups: Sequence[str]) -> None:
         """Tell how many rows of a split are training rows.
 
@@ -95,6 +119,21 @@ class DataNotes:
             "Take such rows out of one of the two.",
             share.greatest >= LOUD,
         )
+
+
+def preparation_of(model: str | Path) -> Mapping[str, Any]:
+    """How inputs were made when a model was trained; {} where that is not known.
+
+    Args:
+        model: folder of a run or of one of its checkpoints, or id on the Hub.
+    """
+    place = Path(model)
+    try:
+        record = load_run(place.parent if place.is_dir() and place.name.startswith("checkpoint-") else model)
+    except (OSError, ValueError):
+        # No run of ours, or the Hub cannot be asked.
+        return {}
+    return {} if record.objective is None else record.data.preparation
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Evaluating a model that is there already: its network, its data in the model's own classes, its report."""
 
 import os
+import warnings
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import (
 from hf_cgd.cards import load_run
 from hf_cgd.cards.record import EVALUATED_ONLY, REPORT_FILE, RUN_FILE
 from hf_cgd.cli.command_line import readable_errors, show_messages
-from hf_cgd.cli.data_notes import DataNotes
+from hf_cgd.cli.data_notes import DataNotes, preparation_of
 from hf_cgd.cli.model_inputs import tokenized, with_pixel_values
 from hf_cgd.cli.networks import NO_NAME
 from hf_cgd.cli.output_folder import prepare_output
@@ -31,6 +32,7 @@ from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.row_digests import RowDigests, digests_of_images, digests_of_texts
 from hf_cgd.data.table_places import listed
 from hf_cgd.data.tables import read_table
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 from hf_cgd.visible_text import quoted_name
@@ -265,6 +267,13 @@ def in_classes_of(model: nn.Module, rows: Dataset, column: str, names: Sequence[
     if names is not None:
         if len(names) != len(outputs):
             raise ValueError(f"--labels: the model has {len(outputs)} outputs, got {len(names)} names: {list(names)}.")
+        if sorted(names) == sorted(outputs) and list(names) != outputs:
+            warnings.warn(
+                f"--labels: the model calls its outputs {outputs}, the same names in another order than "
+                f"{list(names)}. They are taken as you say; if the model is right, all answers are misread.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
         outputs = list(names)
         config.id2label, config.label2id = dict(enumerate(outputs)), {name: i for i, name in enumerate(outputs)}
     own = class_names_of(rows, column)
@@ -301,14 +310,9 @@ def _prepared(
     if kind == "text":
         sources.require_text(splits, inputs)
         _note_training_rows(own, notes, split, rows, lambda: digests_of_texts(rows, inputs))
-        trained_as = _preparation_of(own.model)
-        pairs = trained_as.get("text_columns", inputs)
-        if len(pairs) != len(inputs):
-            notes.add(
-                f"The model was trained on {', '.join(pairs)}, and is given {', '.join(inputs)} here.",
-                "Name as many columns: --text_column, and --text_pair_column for pairs.",
-            )
+        trained_as = preparation_of(own.model)
         length = trained_as.get("max_length", MAX_LENGTH) if own.max_length is None else own.max_length
+        notes.add_other_texts(trained_as, inputs)
         splits, cut = tokenized(splits, inputs, processor, length)
         notes.preparation["text_columns"] = list(inputs)
         notes.add_cut_texts(cut, splits, own.group_column, length)
@@ -317,10 +321,3 @@ def _prepared(
     rows = sources.with_images(splits, own.image_column, source)[split]
     _note_training_rows(own, notes, split, rows, lambda: digests_of_images(rows, own.image_column))
     return with_pixel_values(rows, own.image_column, ["label", *own.group_column], processor)
-
-
-def _preparation_of(model: str) -> Mapping[str, Any]:
-    """How inputs were made when the model was trained; {} where that is not known."""
-    path = Path(model)
-    folder = path.parent if path.name.startswith("checkpoint-") else path
-    return load_run(folder).data.preparation if (folder / RUN_FILE).is_file() else {}

@@ -28,7 +28,7 @@ SAMPLE, FEW_BITS = 32, 2**13
 """Of images of 16 bits: those that are decoded, and a value that some of them should reach."""
 
 
-CUT = "was cut"
+CUT = "was cut (hf_cgd)"
 """A column that holds, while texts are made tokens, whether there were too many."""
 
 

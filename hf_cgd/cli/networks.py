@@ -211,7 +211,7 @@ def classes_of(name: str | Path) -> tuple[str, ...]:
     kinds = " ".join(config.architectures or [])
     if not (config.model_type == "timm_wrapper" or re.search("(Sequence|Image)Classification", kinds)):
         return ()
-    names = tuple(str(config.id2label[place]) for place in range(config.num_labels))
+    names = tuple(str(config.id2label.get(number, number)) for number in range(config.num_labels))
     return () if all(one.startswith(NO_NAME) for one in names) else names
 
 

@@ -15,7 +15,7 @@ from hf_cgd.cards import RUN_FILE, load_run
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors, show_messages
 from hf_cgd.cli.comparison import begin_or_go_on, compared, is_finished, write_comparison
 from hf_cgd.cli.data_check import load_checked
-from hf_cgd.cli.data_notes import DataNotes
+from hf_cgd.cli.data_notes import DataNotes, preparation_of
 from hf_cgd.cli.model_inputs import columns_beside_images, require_images, tokenized, with_pixel_values
 from hf_cgd.cli.networks import classes_of, image_classifier, text_classifier
 from hf_cgd.cli.output_folder import prepare_output
@@ -204,6 +204,8 @@ def _texts(own: TextOptions) -> list[str]:
 def _tokenized(
     own: TextOptions, config: RecipeConfig, splits: DatasetDict, tokenizer: Any, notes: DataNotes
 ) -> DatasetDict:
+    if not config.do_train:
+        notes.add_other_texts(preparation_of(_where_it_was_trained(own, config)), _texts(own), own.max_length)
     splits, cut = tokenized(splits, _texts(own), tokenizer, own.max_length)
     notes.preparation["text_columns"] = _texts(own)
     notes.add_cut_texts(cut, splits, config.group_column or (), own.max_length)

@@ -35,7 +35,8 @@ def read_image_folder(folder: Path) -> DatasetDict:
             f"{folder}: expected images, and a metadata.csv whose {FILE_NAME!r} are relative to its folder, but they "
             f"cannot be read: {reason}."
         ) from error
-    _tell_of_images_without_a_row(folder, rows)
+    if rows:
+        _tell_of_images_left_out(folder, splits)
     return DatasetDict({name: _as_written(split, tables, rows) for name, split in splits.items()})
 
 
@@ -55,15 +56,23 @@ def _rows_by_image(paths: list[Path], tables: list[Dataset]) -> dict[str, tuple[
     return rows
 
 
-def _tell_of_images_without_a_row(folder: Path, rows: dict[str, tuple[int, int]]) -> None:
+def _tell_of_images_left_out(folder: Path, splits: DatasetDict) -> None:
+    read = {path for rows in splits.values() for path in _paths_in(rows)}
     endings = set(PIL.Image.registered_extensions())
-    images = [path for path in folder.rglob("*") if path.suffix.lower() in endings] if rows else []
-    left = sorted(str(path.relative_to(folder)) for path in images if str(path.resolve()) not in rows)
+    images = [path for path in folder.rglob("*") if path.suffix.lower() in endings]
+    left = sorted(str(path.relative_to(folder)) for path in images if str(path.resolve()) not in read)
     if left:
         logger.info(
             "%s: %d of %d images have no row in a metadata.csv and are left out: %s",
             folder, len(left), len(images), listed(left),
         )  # fmt: skip
+
+
+def _paths_in(rows: Dataset) -> list[str | None]:
+    """Where the image of each row lies; None for one that is in the table itself."""
+    name = next(name for name, feature in rows.features.items() if isinstance(feature, Image))
+    images = rows.select_columns([name]).cast_column(name, Image(decode=False))[name]
+    return [str(Path(image["path"]).resolve()) if image["path"] else None for image in images]
 
 
 def _as_written(split: Dataset, tables: list[Dataset], rows: dict[str, tuple[int, int]]) -> Dataset:
@@ -73,8 +82,7 @@ def _as_written(split: Dataset, tables: list[Dataset], rows: dict[str, tuple[int
     columns = [name for name in split.column_names if name in of_tables and name not in pictures]
     if not columns or len(pictures) != 1:
         return split
-    images = split.select_columns(pictures).cast_column(pictures[0], Image(decode=False))[pictures[0]]
-    places = [rows.get(str(Path(image["path"]).resolve())) if image["path"] else None for image in images]
+    places = [None if path is None else rows.get(path) for path in _paths_in(split)]
     for name in columns:
         given = split[name][:]
         cells = [table[name][:] if name in table.column_names else [None] * len(table) for table in tables]

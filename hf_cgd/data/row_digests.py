@@ -89,7 +89,7 @@ def digests_of_texts(rows: Dataset, columns: Sequence[str]) -> np.ndarray:
 def digests_of_images(rows: Dataset, column: str) -> np.ndarray:
     """One digest of the image file of each row, uint64 [N]: of its size and its first, middle and last 4 KB.
 
-    Nothing is decoded; 100,000 files that were read before take 15 seconds. An image that was written anew is another one.
+    Nothing is decoded; 100,000 files that were read before take 15 seconds. An image that was written anew is another.
     """
     if not isinstance(rows.features[column], datasets.Image):
         raise TypeError(f"{column!r}: expected a column of images, got {rows.features[column]}.")

@@ -144,6 +144,13 @@ def test_cut_texts_are_told_by_group_and_evaluations_cut_where_training_did(
     assert "were cut" not in said and two["cautions"] == []
     _, said = told(*words, "--text_pair_column", "place", "--output_dir", tmp_path / "c")
     assert "trained on text, and is given text, place here" in said
+    # An evaluation by the recipe cuts where it is told to, 128 by default.
+    words = ["train", "text", "--dataset", data, "--model", out, "--group_column", "place", "--do_train", "false"]
+    words += ["--use_cpu", "--pictures", "false", "--output_dir"]
+    _, said = told(*words, tmp_path / "d")
+    assert "texts of at most 6 tokens, and is given up to 128 here" in said
+    _, said = told(*words, tmp_path / "e", "--max_length", 6)
+    assert "texts of at most" not in said
 
 
 def test_training_rows_are_known_again(told: Told, model: Path, tmp_path: Path) -> None:
@@ -226,6 +233,9 @@ def test_classes_without_rows_and_labels_in_the_way(
     data = write_table(tmp_path / "d.csv", rows() | {"label": ["sad"] * 60})
     found, said = told("evaluate", model, data, *options, tmp_path / "one")
     assert 'no row is of the class "glad"' in said and len(found["cautions"]) == 1
+    data = write_table(tmp_path / "f.csv", rows())
+    _, said = told("evaluate", model, data, "--labels", "sad", "glad", *options, tmp_path / "three")
+    assert "the same names in another order than ['sad', 'glad']" in said
     # The group column 'label' would be taken for the classes: before, its groups were "glad" and "sad".
     table = {"text": rows()["text"], "mood": rows()["label"], "label": ["day", "night"] * 30}
     words = ["evaluate", model, write_table(tmp_path / "e.csv", table), "--label_column", "mood", "--no_pictures"]
