@@ -71,7 +71,7 @@ class DataNotes:
             told = "; ".join(f"{split}: {share}" for split, share in shares.items())
             self.add(
                 f"Texts of more than {max_length} tokens were cut, and the rest was not read. {told}.",
-                "Groups with longer texts are hurt more. max_length= sets the number of tokens.",
+                "Groups with longer texts are hurt more. --max_length sets the number of tokens.",
                 any(share.greatest >= LOUD for share in shares.values()),
             )
 
