@@ -81,13 +81,23 @@ def table_of(splits: Mapping[str, Dataset], columns: Sequence[str], where: Where
         where: tells the place of rows.
     """
     values: dict[str, dict[str, Any]] = {}
-    names: dict[str, tuple[str, ...]] = {}
+    own: dict[str, dict[str, tuple[str, ...]]] = {}
     for split, rows in splits.items():
         here = [column for column in dict.fromkeys(columns) if column in rows.column_names]
         here = [column for column in here if not isinstance(rows.features[column], Image)]
         read = read_columns(rows, here)
         values[split] = {column: read[column].values for column in here}
-        names |= {column: found for column in here if (found := read[column].class_names) is not None}
+        own[split] = {column: found for column in here if (found := read[column].class_names) is not None}
+    names = {column: found for split in own.values() for column, found in split.items()}
+    for column in [column for column in names if len({split.get(column) for split in own.values()}) > 1]:
+        # Splits that number their classes differently hold the names of these in the place of numbers.
+        del names[column]
+        for split, known in own.items():
+            if column in known:
+                found = known[column]
+                values[split][column] = [
+                    found[v] if isinstance(v, int) and 0 <= v < len(found) else None for v in values[split][column]
+                ]
     return Table(values, where, names)
 
 

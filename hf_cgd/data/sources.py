@@ -148,6 +148,9 @@ def _by_split(found: Mapping[str, Dataset], where: str) -> DatasetDict:
         name = next((alias for alias in aliases if alias in found), None)
         if name is not None:
             splits[split] = found[name]
+    left = [name for name in found if all(found[name] is not rows for rows in splits.values())]
+    if left and "train" in splits:
+        logger.info("%s: not read: %s. The splits are %s.", where, ", ".join(map(str, left)), ", ".join(splits))
     if "train" not in splits:
         raise FileNotFoundError(
             f"{where}: expected a split named 'train', found {sorted(found)}. Rename the training data."

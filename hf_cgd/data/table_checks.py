@@ -77,6 +77,8 @@ def problems_of(
         problems += _missing(table, column, role, is_label=column == label)
         found, are_names = problems_of_names(table, column, role)
         problems += found
+        if are_names and column == label:
+            problems += _classes_not_in_training(table, column, role)
         if not are_names and column in groups:
             # Its groups would be told of one by one.
             groups.remove(column)
@@ -175,6 +177,30 @@ def _remedy(values: Sequence[Any]) -> str:
     if any(isinstance(value, (dict, list)) for value in values):
         return "Bring what is nested, or a list, into columns of single values."
     return "Write them as texts."
+
+
+def _classes_not_in_training(table: Table, column: str, role: str) -> list[Problem]:
+    """Classes of other splits that no model could learn: all of their rows count as wrong answers."""
+    learned = {_plain(table, column, value) for value in set(table.splits["train"][column])}
+    problems = []
+    for split, values in table.of(column):
+        names = {value: _plain(table, column, value) for value in set(values)}
+        unknown = {value for value, name in names.items() if name not in learned and value != -1}
+        rows = [row for row, value in enumerate(values) if value in unknown and not is_missing(value)]
+        if rows:
+            found = listed(list(dict.fromkeys(table.name(column, values[row]) for row in rows)))
+            problems.append(
+                Problem(
+                    f"{role}: no training row is of {found}, which {len(rows):,} of {len(values):,} rows of the "
+                    f"{split} split are ({table.where(split, rows)}). All of them will be answered wrongly.",
+                    stops=False,
+                )
+            )
+    return problems
+
+
+def _plain(table: Table, column: str, value: Any) -> str:
+    return table.names([column], [value])[0]
 
 
 def _said_to_be_missing(table: Table, column: str, role: str) -> list[Problem]:

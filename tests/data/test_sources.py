@@ -25,6 +25,14 @@ def test_changed_file_is_read_again(tmp_path: Path) -> None:
     assert sources.read_table(path).to_dict() == {"text": ["new"]}
 
 
+def test_a_second_table_of_a_split_is_said_not_to_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("train.csv", "dev.csv", "validation.csv"):
+        write_table(tmp_path / name)
+    with caplog.at_level("INFO", "hf_cgd"):
+        assert list(sources.load_splits(str(tmp_path))) == ["train", "validation"]
+    assert "not read: dev. The splits are train, validation." in caplog.text
+
+
 def test_folder_of_tables_by_stem(tmp_path: Path) -> None:
     for name in ("train.csv", "dev.jsonl", "test.parquet", "notes.csv"):
         write_table(tmp_path / name)

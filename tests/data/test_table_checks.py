@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import load_dataset
+from datasets import ClassLabel, Dataset, load_dataset
 from made_files import write_jsonl
 
-from hf_cgd.cli.data_check import load_checked
+from hf_cgd.cli.data_check import load_checked, table_of
 from hf_cgd.data.table_checks import Problem, Table, missing_files, problems_of
 from hf_cgd.data.table_places import line_numbers, listed, places_in_files
 from hf_cgd.trainer.config import GroupRobustConfig
@@ -90,6 +90,17 @@ def test_codes_that_differ_in_zeros_and_words_for_nothing_are_told() -> None:
     (found,) = [problem for problem in check(changed("g", _3="NaN", _9="n/a")) if " say " in problem.text]
     assert not found.stops and "2 of 40 rows say 'NaN', 'n/a' (train [3, 9])" in found.text
     assert check(clean() | {"g": ["NA", "None", "nano", "zero"] * 10}) == []
+
+
+def test_a_class_that_training_lacks_is_told() -> None:
+    """It would be an output that nothing trains: the worst group of a crossing with the label is then at 0."""
+    (found,) = check(clean(), test=clean(8) | {"y": ["a", "b", "new", "c"] * 2})
+    assert (
+        not found.stops and "of 'new', 'c', which 4 of 8 rows of the test split are (test [2, 3, 6, 7])" in found.text
+    )
+    numbers = clean() | {"y": ["0", "1"] * 20}
+    assert not [one for one in check(numbers, test=clean(8) | {"y": [0, 1] * 4}) if "no training row" in one.text]
+    assert check(clean() | {"y": [0, 1] * 20}, test=clean(4) | {"y": [-1] * 4}, class_names={"y": ["p", "q"]}) == []
 
 
 def test_names_of_classes_are_looked_at_and_not_their_numbers() -> None:
@@ -232,3 +243,14 @@ def test_a_label_that_is_nested_is_told_and_does_not_end_in_a_traceback(tmp_path
     for column, groups in (("label", ["place"]), ("place", ["tags"])):
         with pytest.raises(ValueError, match=r"20 of 20 values are no integers, texts or bools.*d.jsonl, lines 1, 2"):
             load_checked(str(path), None, {"label_column": column}, GroupRobustConfig("out", group_column=groups))
+
+
+def test_splits_that_number_their_classes_differently_are_compared_by_name() -> None:
+    rows = {"g": ["x", "z"] * 20, "t": ["words"] * 40}
+    one = Dataset.from_dict({**rows, "y": [0, 1] * 20}).cast_column("y", ClassLabel(names=["a", "b"]))
+    two = Dataset.from_dict({**rows, "y": [1, 0] * 19 + [-1, 2]}).cast_column("y", ClassLabel(names=["b", "a", "c"]))
+    table = table_of({"train": one, "test": two}, ["y", "g"], rows_of)
+    assert table.splits["test"]["y"][:2] == ["a", "b"] and table.splits["train"]["y"][:2] == ["a", "b"]
+    missing, new = problems_of(table, "y", ["g"])
+    assert "1 of 40 rows have no value (test [38])" in missing.text
+    assert "no training row is of 'c', which 1 of 40 rows of the test split are (test [39])" in new.text
