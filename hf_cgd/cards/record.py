@@ -43,13 +43,19 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is known of the data: ids on the Hub, and the name, config and split that people know it by."""
+    """What is known of the data: ids on the Hub, and the name, config and split that people know it by.
+
+    `preparation` is how inputs were made of its rows, by name; `cautions` are sentences on what it keeps the numbers
+    from telling.
+    """
 
     ids: Sequence[str] = ()
     name: str | None = None
     config: str | None = None
     splits: Mapping[str, str] = field(default_factory=dict)
     """Split by evaluation set, where it is known."""
+    preparation: Mapping[str, Any] = field(default_factory=dict)
+    cautions: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
 """What a report means, in plain words: the same in cards and HTML pages."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from hf_cgd.cards.record import RunRecord
-from hf_cgd.metrics import GroupReport, GroupRow
+from hf_cgd.metrics import ONE_CLASS, GroupReport, GroupRow
 from hf_cgd.visible_text import quoted_name
 
 FEW = 100
@@ -36,11 +39,17 @@ def limits(record: RunRecord) -> list[str]:
     found = []
     for name, report in record.reports.items():
         found += [f"{name}: {sentence}" for sentence in _of_report(report)]
+    found += list(record.data.cautions)
     if not record.reports:
         found.append("No group of this model has been evaluated yet.")
     if record.kept_step is not None:
         of = "" if record.steps is None else f" of {record.steps:,}"
         found.append(f"The model, and its group weights, are those of step {record.kept_step:,}{of}, not of the last.")
+        if gives_one_class(record.history, record.kept_step):
+            found.append(
+                "At that step it gave every evaluated row the same class, and no other step was judged better: its "
+                "numbers tell which classes there are in the groups, not what it has learned."
+            )
     chosen_on = _chosen_on(record)
     if chosen_on is not None:
         found.append(
@@ -51,6 +60,14 @@ def limits(record: RunRecord) -> list[str]:
         "Only the groups that are listed were looked at. Others, and groups within these groups, may fare worse."
     )
     return found
+
+
+def gives_one_class(history: Sequence[Mapping[str, Any]], step: int) -> bool:
+    """Whether the model of a step gave one class to all rows of some evaluation, by the entries of a log."""
+    return any(
+        entry.get("step") == step and any(value and name.endswith(ONE_CLASS) for name, value in entry.items())
+        for entry in history
+    )
 
 
 def _chosen_on(record: RunRecord) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Image
 
 from hf_cgd.cli.own_data_options import DataCheck
 from hf_cgd.data import sources
@@ -19,7 +19,7 @@ from hf_cgd.data.table_checks import (
     missing_files,
     problems_of,
 )
-from hf_cgd.data.table_places import listed, places_in_files
+from hf_cgd.data.table_places import Where, listed, places_in_files
 from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupRobustConfig
@@ -55,7 +55,9 @@ def load_checked(
     def look(splits: DatasetDict) -> None:
         assert dataset is not None and columns["label_column"] is not None
         label, image = columns["label_column"], columns.get("image_column")
-        table = table_of(splits, [label, *groups, *texts, *([image] if image else [])], dataset)
+        sizes = {split: len(rows) for split, rows in splits.items()}
+        where = places_in_files(files_of(dataset), sizes)
+        table = table_of(splits, [label, *groups, *texts, *([image] if image else [])], where)
         problems = problems_of(table, label, groups, texts, config.min_group_size)
         if image:
             source = Path(dataset)
@@ -70,24 +72,33 @@ def load_checked(
     return loaded
 
 
-def table_of(splits: Mapping[str, Dataset], columns: Sequence[str], dataset: str) -> Table:
+def table_of(splits: Mapping[str, Dataset], columns: Sequence[str], where: Where) -> Table:
     """Some columns of all splits; columns of images are left out.
 
     Args:
         splits: as they were read.
         columns: those that a run reads, as far as a split has them.
-        dataset: what the splits were read from.
+        where: tells the place of rows.
     """
     values: dict[str, dict[str, Any]] = {}
-    names: dict[str, tuple[str, ...]] = {}
+    own: dict[str, dict[str, tuple[str, ...]]] = {}
     for split, rows in splits.items():
-        here = [c for c in dict.fromkeys(columns) if c in rows.column_names and hasattr(rows.features[c], "dtype")]
-        here = [column for column in here if rows.features[column].dtype != "PIL.Image.Image"]
+        here = [column for column in dict.fromkeys(columns) if column in rows.column_names]
+        here = [column for column in here if not isinstance(rows.features[column], Image)]
         read = read_columns(rows, here)
         values[split] = {column: read[column].values for column in here}
-        names |= {column: found for column in here if (found := read[column].class_names) is not None}
-    sizes = {split: len(rows) for split, rows in splits.items()}
-    return Table(values, places_in_files(files_of(dataset), sizes), names)
+        own[split] = {column: found for column in here if (found := read[column].class_names) is not None}
+    names = {column: found for split in own.values() for column, found in split.items()}
+    for column in [column for column in names if len({split.get(column) for split in own.values()}) > 1]:
+        # Splits that number their classes differently hold the names of these in the place of numbers.
+        del names[column]
+        for split, known in own.items():
+            if column in known:
+                found = known[column]
+                values[split][column] = [
+                    found[v] if isinstance(v, int) and 0 <= v < len(found) else None for v in values[split][column]
+                ]
+    return Table(values, where, names)
 
 
 def files_of(dataset: str) -> dict[str, Path]:

@@ -3,11 +3,12 @@
 import os
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict
 from torch import nn
 from transformers import (
@@ -21,18 +22,23 @@ from transformers import (
 from hf_cgd.cards import load_run
 from hf_cgd.cards.record import EVALUATED_ONLY, REPORT_FILE, RUN_FILE
 from hf_cgd.cli.command_line import readable_errors, show_messages
+from hf_cgd.cli.data_notes import DataNotes, preparation_of
 from hf_cgd.cli.model_inputs import tokenized, with_pixel_values
+from hf_cgd.cli.networks import NO_NAME
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.results import summary_of, where_it_is, write_predictions, write_results
 from hf_cgd.data import sources
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
+from hf_cgd.data.row_digests import RowDigests, digests_of_images, digests_of_texts
+from hf_cgd.data.table_places import listed
 from hf_cgd.data.tables import read_table
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.trainer import GroupRobustTrainer
+from hf_cgd.visible_text import quoted_name
 
-NO_NAME = "LABEL_"
-"""What transformers calls the outputs of a model without names."""
+MAX_LENGTH = 128
+"""Tokens of a text where it is not known with how many the model was trained."""
 
 
 @dataclass
@@ -65,7 +71,6 @@ def evaluate(own: Namespace) -> dict[str, Any]:
         prepare_output(config, own.overwrite_output_dir, trains=False)
         with config.main_process_first():
             split, rows = split_of(own.data, own.dataset_config, own.split)
-            _warn_of_training_rows(own.model, own.data, split)
             inputs = (
                 [column for column in (own.text_column, own.text_pair_column) if column]
                 if kind == "text"
@@ -75,9 +80,13 @@ def evaluate(own: Namespace) -> dict[str, Any]:
                                     "group_column": own.group_column}.items():  # fmt: skip
                 require_columns(rows, columns, option, f"{split} split", f"Pass {option}= with one of these.")
             model, processor = trained_network(own.model, kind)
+            _require_no_label_in_the_way(own, kind, rows, inputs)
+            notes = DataNotes(sources.name_of_file(own.data), speaks=config.process_index == 0)
             rows = in_classes_of(model, rows, own.label_column, own.labels)
-            rows = _prepared(own, kind, rows, inputs, processor)
+            _note_classes(notes, split, rows)
+            rows = _prepared(own, kind, split, rows, inputs, processor, notes)
         trainer = GroupRobustTrainer(model=model, args=config, eval_dataset=rows, processing_class=processor)
+        trainer.data_preparation, trainer.data_cautions = notes.preparation, notes.cautions
         prefix = "eval" if split == "validation" else split
         output = trainer.predict(rows, metric_key_prefix=prefix)
         if own.predictions:
@@ -85,24 +94,60 @@ def evaluate(own: Namespace) -> dict[str, Any]:
         if trainer.is_world_process_zero():
             report = replace(trainer.group_report(prefix), objective=EVALUATED_ONLY)
             print(f"\n{split}, {len(rows):,} rows\n{report}")
-            write_results(trainer, {split: report}, trained=False, pictures=not own.no_pictures)
+            write_results(trainer, {split: report}, trained=False, pictures=not own.no_pictures, data_name=notes.name)
             print(f"\n{where_it_is(config.output_dir or '')}")
             return summary_of(config.output_dir or "")
     return {}
 
 
-def _warn_of_training_rows(model: str, data: str, split: str) -> None:
-    """Warn where the rows have the name of those that the model was trained on: a file, or the training split."""
-    if not (Path(model) / RUN_FILE).is_file():
+def _require_no_label_in_the_way(own: Namespace, kind: str, rows: Dataset, inputs: Sequence[str]) -> None:
+    """A column "label" gives way to the classes of `label_column`, so it can be neither a group nor an input."""
+    taken = {"group_column": own.group_column, f"{kind}_column": inputs}
+    for option, columns in taken.items():
+        if own.label_column != "label" and "label" in columns and "label" in rows.column_names:
+            raise ValueError(
+                f"--{option}: the column 'label' of the data would give way to the classes of "
+                f"--label_column {own.label_column}. Rename it in the data, and name it by that."
+            )
+
+
+def _note_classes(notes: DataNotes, split: str, rows: Dataset) -> None:
+    """Tell of classes that no row has: nothing is known of how the model does on these."""
+    names = rows.features["label"].names
+    there = set(rows["label"][:])
+    absent = [name for code, name in enumerate(names) if code not in there]
+    if absent:
+        told = listed([quoted_name(one) for one in absent])
+        notes.add(
+            f"{split}: no row is of the class{'es' * (len(absent) > 1)} {told}. "
+            "How the model does on rows of it is not known, and a model that never answers otherwise looks right.",
+            is_loud=len(there) < 2,
+        )
+
+
+def _note_training_rows(
+    own: Namespace, notes: DataNotes, split: str, rows: Dataset, digests: Callable[[], np.ndarray]
+) -> None:
+    """Tell how many rows are training rows of the model.
+
+    Where the model's folder has no digests of them, only the name tells: that of a file, or of the training split.
+    """
+    if not Path(own.model).is_dir():
         return
-    record, name = load_run(model), sources.name_of_file(data)
-    if record.objective is not None and name == record.data.name and (Path(data).is_file() or split == "train"):
-        warnings.warn(
-            f"{model} was trained on {name}. If these are the same rows, it has seen most of them, and its numbers "
-            f"flatter it. Evaluate rows that it was not trained on; {model}/{REPORT_FILE} has those of its validation "
-            "rows.",
-            GroupRobustWarning,
-            stacklevel=2,
+    notes.training_rows = RowDigests.load(own.model)
+    if notes.training_rows is not None:
+        notes.add_training_rows(split, digests(), rows, own.group_column)
+        return
+    if not (Path(own.model) / RUN_FILE).is_file():
+        return
+    record = load_run(own.model)
+    if record.objective is not None and notes.name == record.data.name and (
+        Path(own.data).is_file() or split == "train"
+    ):  # fmt: skip
+        notes.add(
+            f"The model was trained on {notes.name}. If these are the same rows, it has seen most of them, and its "
+            "numbers flatter it.",
+            f"Evaluate rows that it was not trained on; {own.model}/{REPORT_FILE} has those of its validation rows.",
         )
 
 
@@ -222,6 +267,13 @@ def in_classes_of(model: nn.Module, rows: Dataset, column: str, names: Sequence[
     if names is not None:
         if len(names) != len(outputs):
             raise ValueError(f"--labels: the model has {len(outputs)} outputs, got {len(names)} names: {list(names)}.")
+        if sorted(names) == sorted(outputs) and list(names) != outputs:
+            warnings.warn(
+                f"--labels: the model calls its outputs {outputs}, the same names in another order than "
+                f"{list(names)}. They are taken as you say; if the model is right, all answers are misread.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
         outputs = list(names)
         config.id2label, config.label2id = dict(enumerate(outputs)), {name: i for i, name in enumerate(outputs)}
     own = class_names_of(rows, column)
@@ -251,11 +303,21 @@ def in_classes_of(model: nn.Module, rows: Dataset, column: str, names: Sequence[
     return rest
 
 
-def _prepared(own: Namespace, kind: str, rows: Dataset, inputs: Sequence[str], processor: Any) -> Dataset:
-    splits = DatasetDict(only=rows)
+def _prepared(
+    own: Namespace, kind: str, split: str, rows: Dataset, inputs: Sequence[str], processor: Any, notes: DataNotes
+) -> Dataset:
+    splits = DatasetDict({split: rows})
     if kind == "text":
         sources.require_text(splits, inputs)
-        return tokenized(splits, inputs, processor, own.max_length)["only"]
+        _note_training_rows(own, notes, split, rows, lambda: digests_of_texts(rows, inputs))
+        trained_as = preparation_of(own.model)
+        length = trained_as.get("max_length", MAX_LENGTH) if own.max_length is None else own.max_length
+        notes.add_other_texts(trained_as, inputs)
+        splits, cut = tokenized(splits, inputs, processor, length)
+        notes.preparation["text_columns"] = list(inputs)
+        notes.add_cut_texts(cut, splits, own.group_column, length)
+        return splits[split]
     source = own.data if os.path.exists(own.data) else "."
-    rows = sources.with_images(splits, own.image_column, source)["only"]
+    rows = sources.with_images(splits, own.image_column, source)[split]
+    _note_training_rows(own, notes, split, rows, lambda: digests_of_images(rows, own.image_column))
     return with_pixel_values(rows, own.image_column, ["label", *own.group_column], processor)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -13,11 +14,12 @@ from scipy.stats import chi2_contingency
 from scipy.stats.contingency import association
 
 from hf_cgd.cli.command_line import readable_errors, show_messages
-from hf_cgd.cli.data_check import TYPICAL, WIDEST
+from hf_cgd.cli.data_check import TYPICAL, WIDEST, table_of
 from hf_cgd.cli.evaluation import split_of
 from hf_cgd.cli.own_data_options import OwnDataOptions
 from hf_cgd.data.columns import is_missing, read_columns, require_columns
-from hf_cgd.data.table_checks import LONG
+from hf_cgd.data.table_checks import LONG, problems_of_names
+from hf_cgd.data.table_places import Where, places_in_files
 from hf_cgd.data.values import group_name
 from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.metrics.tables import plain
@@ -82,6 +84,7 @@ class GroupFacts:
         label_column, group_columns: by name; no group columns where none were asked for.
         groups: the smallest first; () without group columns.
         correlations: of the group columns with the label, or of all columns that may be groups, the strongest first.
+        problems: what is wrong with the names of classes and groups, a sentence each; a training may refuse these.
     """
 
     split: str
@@ -91,6 +94,7 @@ class GroupFacts:
     group_columns: tuple[str, ...]
     groups: tuple[GroupCount, ...]
     correlations: tuple[Correlation, ...]
+    problems: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form, with `advice`."""
@@ -99,7 +103,7 @@ class GroupFacts:
     @property
     def advice(self) -> list[str]:
         """What to do, in a sentence each."""
-        lines = []
+        lines = list(self.problems)
         asked = " ".join(dict.fromkeys((self.label_column, *self.group_columns)))
         suspicious = [one for one in self.correlations if one.is_suspicious]
         if not self.group_columns:
@@ -147,11 +151,14 @@ def look(
         advice = "Pass {}= with one of these."
         require_columns(rows, [label_column], "label_column", f"{name} split", advice.format("label_column"))
         require_columns(rows, group_columns or [], "group_column", f"{name} split", advice.format("group_column"))
-        return facts_of(rows, name, label_column, group_columns)
+        where = places_in_files({"train": Path(data)} if Path(data).is_file() else {}, {"train": len(rows)})
+        return facts_of(rows, name, label_column, group_columns, where)
 
 
-def facts_of(rows: Dataset, split: str, label_column: str, group_columns: Sequence[str] | None) -> GroupFacts:
-    """What a split tells; see `look`."""
+def facts_of(
+    rows: Dataset, split: str, label_column: str, group_columns: Sequence[str] | None, where: Where
+) -> GroupFacts:
+    """What a split tells; see `look`. `where` tells the places of rows of a split "train"."""
     single = [
         column for column, kind in rows.features.items() if isinstance(kind, (datasets.Value, datasets.ClassLabel))
     ]
@@ -174,7 +181,15 @@ def facts_of(rows: Dataset, split: str, label_column: str, group_columns: Sequen
     found = [_correlation(column, values[column], values[label_column]) for column in wanted if column != label_column]
     correlations = sorted((one for one in found if one is not None), key=lambda one: -one.cramers_v)
     missing = known.count(False) if group_columns is not None else 0
-    return GroupFacts(split, len(rows), missing, label_column, tuple(group_columns or ()), groups, tuple(correlations))
+    problems = []
+    for column in dict.fromkeys((label_column, *(group_columns or ()))):
+        role = f"{'label' if column == label_column else 'group'}_column {column!r}"
+        found_wrong, _ = problems_of_names(table_of({"train": rows}, [column], where), column, role)
+        problems += [problem.text for problem in found_wrong]
+    return GroupFacts(
+        split, len(rows), missing, label_column, tuple(group_columns or ()), groups, tuple(correlations),
+        tuple(problems),
+    )  # fmt: skip
 
 
 def _may_be_groups(values: Sequence[str | None]) -> bool:

@@ -1,11 +1,14 @@
 """From the rows of a table to what a network takes: texts as tokens, images as pixels."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from PIL import Image
@@ -13,21 +16,64 @@ from tqdm.auto import tqdm
 
 from hf_cgd.data.image_preparation import AREA, SHAPE, Augmentation
 from hf_cgd.data.image_reading import undecoded
-from hf_cgd.data.images import opened_image
+from hf_cgd.data.images import DEPTH_16, opened_image
 from hf_cgd.data.table_places import listed
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.reference_losses import column_of
 
 THREADS = 8
 """That look at files, which mostly wait."""
+SAMPLE, FEW_BITS = 32, 2**13
+"""Of images of 16 bits: those that are decoded, and a value that some of them should reach."""
 
 
-def tokenized(splits: DatasetDict, columns: Sequence[str], tokenizer: Any, max_length: int) -> DatasetDict:
-    """The splits with the tokens of one column of texts, or of two as pairs; longer ones are cut."""
-    return splits.map(
-        lambda rows: tokenizer(*(rows[column] for column in columns), truncation=True, max_length=max_length),
-        batched=True,
-    )
+CUT = "was cut (hf_cgd)"
+"""A column that holds, while texts are made tokens, whether there were too many."""
+
+
+def tokenized(
+    splits: DatasetDict, columns: Sequence[str], tokenizer: Any, max_length: int, num_proc: int | None = None
+) -> tuple[DatasetDict, dict[str, np.ndarray]]:
+    """The splits with the tokens of one column of texts, or of two as pairs; longer ones are cut.
+
+    Also which rows of each split were cut, bool [N].
+
+    Args:
+        splits: with the texts.
+        columns: one, or two.
+        tokenizer: of the network.
+        max_length: tokens that a row may have.
+        num_proc: processes that do it; None for this one.
+
+    Raises:
+        ValueError: a `max_length` below 1.
+    """
+    if max_length < 1:
+        raise ValueError(f"max_length={max_length}: expected at least one token of each text.")
+
+    def encode(rows: dict[str, list[Any]]) -> dict[str, Any]:
+        texts = [rows[column] for column in columns]
+        found = tokenizer(*texts, truncation=True, max_length=max_length)
+        return {**found, CUT: _were_cut(tokenizer, texts, found, max_length)}
+
+    found = splits.map(encode, batched=True, num_proc=num_proc)
+    cut = {split: np.asarray(rows.with_format(None)[CUT][:], dtype=bool) for split, rows in found.items()}
+    return found.remove_columns([CUT]), cut
+
+
+def _were_cut(tokenizer: Any, texts: Sequence[list[str]], found: Any, max_length: int) -> list[bool]:
+    encodings = getattr(found, "encodings", None)
+    if encodings is not None:
+        return [bool(encoding.overflowing) for encoding in encodings]
+    # A tokenizer in plain Python does not tell; only rows of full length may have been cut.
+    full = [row for row, ids in enumerate(found["input_ids"]) if len(ids) >= max_length]
+    cut = [False] * len(found["input_ids"])
+    if full:
+        whole = tokenizer(*([column[row] for row in full] for column in texts), verbose=False)["input_ids"]
+        for row, ids in zip(full, whole, strict=True):
+            cut[row] = len(ids) > len(found["input_ids"][row])
+    return cut
 
 
 def require_images(splits: DatasetDict, column: str) -> None:
@@ -47,21 +93,42 @@ def require_images(splits: DatasetDict, column: str) -> None:
         stored = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))[column]
         paths += [image["path"] for image in stored if image and image["bytes"] is None and image["path"]]
     with ThreadPoolExecutor(THREADS) as pool:
-        looked = tqdm(pool.map(_is_image, paths), "Looking at images", len(paths), disable=None, leave=False)
-        wrong = [path for path, good in zip(paths, looked, strict=True) if not good]
+        looked = tqdm(pool.map(_mode_of, paths), "Looking at images", len(paths), disable=None, leave=False)
+        modes = dict(zip(paths, looked, strict=True))
+    wrong = [path for path in paths if modes[path] is None]
     if wrong:
         raise ValueError(
             f"image_column {column!r}: {len(wrong):,} of {len(paths):,} files are no images, or broken ones: "
             f"{listed(wrong)}. Fetch them again, or take their rows out."
         )
+    deep = [path for path in paths if (modes[path] or "").startswith("I")]
+    if deep:
+        _warn_of_unused_bits(deep)
 
 
-def _is_image(path: str) -> bool:
+def _mode_of(path: str) -> str | None:
     try:
-        with Image.open(path):
-            return True
+        with Image.open(path) as image:
+            return image.mode
     except (OSError, SyntaxError, Image.DecompressionBombError):
-        return False
+        return None
+
+
+def _warn_of_unused_bits(paths: Sequence[str]) -> None:
+    """Warn where greys of 16 bits use few of these, as those of many scanners: in 8 bits they are nearly black."""
+    chosen = [paths[place] for place in np.linspace(0, len(paths) - 1, min(len(paths), SAMPLE)).astype(int)]
+    greatest = 0
+    for path in chosen:
+        with suppress(OSError, SyntaxError), Image.open(path) as image:
+            greatest = max(greatest, int(np.asarray(image).max()))
+    if 0 < greatest < FEW_BITS:
+        warnings.warn(
+            f"Images of 16 bits: the greatest value in {len(chosen)} of {len(paths):,} of them is {greatest}, where "
+            f"{DEPTH_16} is white. Networks get 8 of these bits, which leaves {(greatest + 128) // 257 + 1} shades. "
+            "Scale the values to the whole range when the images are written.",
+            GroupRobustWarning,
+            stacklevel=3,
+        )
 
 
 def columns_beside_images(config: GroupOptions) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,6 +117,8 @@ def _timm_folder(name: str) -> tuple[str, dict[str, Any], Path] | None:
     return content["architecture"], image_format, files[0]
 
 
+NO_NAME = "LABEL_"
+"""How transformers begins the names of outputs that have none."""
 LOCAL_DIR = "local-dir:"
 """What timm takes before the path of a folder."""
 TIMM_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -188,6 +191,28 @@ def _timm_from_file(name: str, file: Path, options: Mapping[str, Any]) -> nn.Mod
             f"{lacking[0]}. Check the architecture."
         )
     return model
+
+
+def classes_of(name: str | Path) -> tuple[str, ...]:
+    """Names of a trained classifier's classes in the order of its outputs; () where it is none, or has no names.
+
+    Args:
+        name: local folder, or id of a model on the Hub with its owner.
+    """
+    place = str(name).removeprefix(LOCAL_DIR)
+    if not os.path.isdir(place) and ("/" not in place or place.startswith("timm/")):
+        # A bare network, whose head is new.
+        return ()
+    try:
+        config = AutoConfig.from_pretrained(place)
+    except (OSError, ValueError):
+        # Loading it tells what is wrong.
+        return ()
+    kinds = " ".join(config.architectures or [])
+    if not (config.model_type == "timm_wrapper" or re.search("(Sequence|Image)Classification", kinds)):
+        return ()
+    names = tuple(str(config.id2label.get(number, number)) for number in range(config.num_labels))
+    return () if all(one.startswith(NO_NAME) for one in names) else names
 
 
 def untrained_weights(model: nn.Module) -> list[str]:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from hf_cgd.cards import REPORT_FILE, RUN_FILE, SETTINGS_FILE
+from hf_cgd.data.row_digests import FILE as DIGESTS_FILE
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.evaluation import METRICS_FILE
 from hf_cgd.trainer.history import HISTORY_FILE
@@ -15,7 +16,9 @@ logger = logging.getLogger(__name__)
 RESULTS = (
     re.compile(r"checkpoint-\d+"),
     re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|pytorch_model.*"),
-    re.compile("|".join(map(re.escape, (REPORT_FILE, RUN_FILE, SETTINGS_FILE, METRICS_FILE, HISTORY_FILE)))),
+    re.compile(
+        "|".join(map(re.escape, (REPORT_FILE, RUN_FILE, SETTINGS_FILE, METRICS_FILE, HISTORY_FILE, DIGESTS_FILE)))
+    ),
     re.compile(r"pictures|predictions_\w+\.csv|comparison\.(md|png|svg|html)"),
 )
 """Names of what a run leaves: checkpoints, the model, tables and metrics, pictures and answers."""

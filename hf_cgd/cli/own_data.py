@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import DatasetDict
+import numpy as np
+from datasets import Dataset, DatasetDict
 from transformers import TrainingArguments, set_seed
 
 from hf_cgd.cards import RUN_FILE, load_run
 from hf_cgd.cli.command_line import RecipeConfig, read_command_line, readable_errors, show_messages
 from hf_cgd.cli.comparison import begin_or_go_on, compared, is_finished, write_comparison
 from hf_cgd.cli.data_check import load_checked
+from hf_cgd.cli.data_notes import DataNotes, preparation_of
 from hf_cgd.cli.model_inputs import columns_beside_images, require_images, tokenized, with_pixel_values
-from hf_cgd.cli.networks import image_classifier, text_classifier
+from hf_cgd.cli.networks import classes_of, image_classifier, text_classifier
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
 from hf_cgd.cli.results import left_in, summary_of, where_it_is
 from hf_cgd.cli.training import BEST_WORST_GROUP, complete_results, run
 from hf_cgd.data import sources
+from hf_cgd.data.row_digests import MOST, RowDigests, digests_of_images, digests_of_texts
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
@@ -36,14 +39,16 @@ class OwnDataRecipe:
         defaults: what it prefers to the config's defaults.
         load: the options and the config to the splits, checked.
         network: the options and the names of the classes to a network and its processor.
-        prepare: the options, the config, the splits and the processor to splits that the network takes.
+        prepare: the options, the config, the splits, the processor and the notes to splits that the network takes.
+        digests: the options and a split to a digest of each row's inputs, uint64 [N].
     """
 
     options: type
     defaults: dict[str, Any]
     load: Callable[[Any, RecipeConfig], DatasetDict]
     network: Callable[[Any, Sequence[str]], tuple[Any, Any]]
-    prepare: Callable[[Any, RecipeConfig, DatasetDict, Any], DatasetDict]
+    prepare: Callable[[Any, RecipeConfig, DatasetDict, Any, DataNotes], DatasetDict]
+    digests: Callable[[Any, Dataset], np.ndarray]
 
     def main(self, arguments: Sequence[str] | None = None, program: str | None = None) -> GroupRobustTrainer | None:
         """Train, under one objective or all of `--compare`; the trainer, the last one of several.
@@ -83,15 +88,18 @@ class OwnDataRecipe:
     def _run(self, own: Any, configs: Sequence[RecipeConfig], folder: str) -> GroupRobustTrainer | None:
         config = configs[0]
         with readable_errors(own, config), config.main_process_first():
-            splits = self.load(own, config)
+            splits = _in_classes_of_the_model(self.load(own, config), own, config)
             names = splits["train"].features["label"].names
             set_seed(config.seed)
             if not config.do_train:
                 _warn_of_another_draw(own, config)
             model, processor = self.network(own, names)
-            splits = self.prepare(own, config, splits, processor)
+            notes = DataNotes(sources.name_of_file(own.dataset), speaks=config.process_index == 0)
+            if config.process_index == 0 and own.data_check != "off":
+                self._note_training_rows(own, config, splits, notes)
+            splits = self.prepare(own, config, splits, processor, notes)
         if own.compare is None:
-            return run(config, model, splits, sources.name_of_file(own.dataset), processing_class=processor)
+            return run(config, model, splits, notes, processing_class=processor)
         evaluated = [name for name in splits if name != "train"]
         finished = []
         with readable_errors(own, config):
@@ -118,17 +126,56 @@ class OwnDataRecipe:
             if number > 1:
                 set_seed(config.seed)
                 model, _ = self.network(own, names)
-            trainer = run(config, model, splits, sources.name_of_file(own.dataset), processing_class=processor)
+            trainer = run(config, model, splits, notes, processing_class=processor)
         if config.process_index == 0:
             print(write_comparison([config.output_dir or "" for config in configs], folder, config.pictures))
             print(f"\n{where_it_is(folder)}")
         return trainer
 
+    def _note_training_rows(self, own: Any, config: RecipeConfig, splits: DatasetDict, notes: DataNotes) -> None:
+        """Note by what the training rows are known again, and tell of those that other splits have too."""
+        if config.do_train:
+            notes.training_rows = RowDigests.of(self.digests(own, splits["train"]))
+        else:
+            notes.training_rows = RowDigests.load(_where_it_was_trained(own, config))
+        if notes.training_rows is None:
+            return
+        for name, rows in splits.items():
+            if name != "train":
+                notes.add_training_rows(name, self.digests(own, rows), rows, config.group_column or ())
+        notes.training_rows = notes.training_rows.at_most(MOST)
+
+
+def _in_classes_of_the_model(splits: DatasetDict, own: Any, config: RecipeConfig) -> DatasetDict:
+    """The splits with their classes in the order of the model's outputs, where it has a trained head for these.
+
+    Raises:
+        ValueError: a model is to be evaluated whose classes are others.
+    """
+    names, resumed = splits["train"].features["label"].names, config.resume_from_checkpoint
+    place = resumed if isinstance(resumed, str) and Path(resumed).is_dir() else own.model
+    theirs = classes_of(place)
+    if theirs and sorted(theirs) == sorted(names):
+        return sources.in_class_order(splits, list(dict.fromkeys((own.label_column, "label"))), theirs)
+    if theirs and not config.do_train:
+        raise ValueError(
+            f"do_train=False evaluates {place}, whose classes are {list(theirs)}; those of the data are {names}. "
+            "Write them alike, or say which stands for which: hf-cgd evaluate MODEL DATA --labels."
+        )
+    return splits
+
+
+def _where_it_was_trained(own: Any, config: RecipeConfig) -> Path:
+    """The folder of the run that left the model, if it is one."""
+    checkpoint = config.resume_from_checkpoint
+    if checkpoint is True:
+        return Path(config.output_dir or "")
+    return Path(checkpoint).parent if isinstance(checkpoint, str) and Path(checkpoint).is_dir() else Path(own.model)
+
 
 def _warn_of_another_draw(own: Any, config: RecipeConfig) -> None:
     """Warn where a model is evaluated on validation rows that are drawn otherwise than when it was trained."""
-    checkpoint = config.resume_from_checkpoint
-    folder = Path(checkpoint).parent if isinstance(checkpoint, str) and Path(checkpoint).is_dir() else Path(own.model)
+    folder = _where_it_was_trained(own, config)
     if not (folder / RUN_FILE).is_file() or "validation" in sources.load_splits(own.dataset, own.dataset_config):
         return
     record = load_run(folder)
@@ -154,8 +201,15 @@ def _texts(own: TextOptions) -> list[str]:
     return [column for column in (own.text_column, own.text_pair_column) if column is not None]
 
 
-def _tokenized(own: TextOptions, config: RecipeConfig, splits: DatasetDict, tokenizer: Any) -> DatasetDict:
-    return tokenized(splits, _texts(own), tokenizer, own.max_length)
+def _tokenized(
+    own: TextOptions, config: RecipeConfig, splits: DatasetDict, tokenizer: Any, notes: DataNotes
+) -> DatasetDict:
+    if not config.do_train:
+        notes.add_other_texts(preparation_of(_where_it_was_trained(own, config)), _texts(own), own.max_length)
+    splits, cut = tokenized(splits, _texts(own), tokenizer, own.max_length)
+    notes.preparation["text_columns"] = _texts(own)
+    notes.add_cut_texts(cut, splits, config.group_column or (), own.max_length)
+    return splits
 
 
 def _image_splits(own: ImageOptions, config: RecipeConfig) -> DatasetDict:
@@ -175,7 +229,9 @@ def _image_network(own: ImageOptions, names: Sequence[str]) -> tuple[Any, Any]:
     return image_classifier(own.model, names, own.pretrained, **options)
 
 
-def _read_images(own: ImageOptions, config: RecipeConfig, splits: DatasetDict, processor: Any) -> DatasetDict:
+def _read_images(
+    own: ImageOptions, config: RecipeConfig, splits: DatasetDict, processor: Any, notes: DataNotes
+) -> DatasetDict:
     kept = columns_beside_images(config)
     return DatasetDict(
         {
@@ -194,6 +250,7 @@ TEXT = OwnDataRecipe(
     _text_splits,
     lambda own, names: text_classifier(own.model, names),
     _tokenized,
+    lambda own, rows: digests_of_texts(rows, _texts(own)),
 )
 IMAGE = OwnDataRecipe(
     ImageOptions,
@@ -203,6 +260,7 @@ IMAGE = OwnDataRecipe(
     _image_splits,
     _image_network,
     _read_images,
+    lambda own, rows: digests_of_images(rows, own.image_column),
 )  # fmt: skip
 RECIPES = {"text": TEXT, "image": IMAGE}
 """The recipes by kind of input."""

@@ -174,5 +174,8 @@ def where_it_is(folder: str | os.PathLike[str]) -> str:
 def summary_of(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """A run as JSON: {"output_dir": …, "reports": {split: …}, "files": {what: […]}}."""
     reports = {name: report.to_dict() for name, report in load_reports(folder).items()}
-    summary: dict[str, Any] = as_json({"output_dir": str(folder), "reports": reports, "files": left_in(folder)})
+    cautions = load_run(folder).data.cautions
+    summary: dict[str, Any] = as_json(
+        {"output_dir": str(folder), "reports": reports, "cautions": cautions, "files": left_in(folder)}
+    )
     return summary

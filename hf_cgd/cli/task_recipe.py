@@ -11,8 +11,9 @@ from datasets import DatasetDict
 from transformers import set_seed
 
 from hf_cgd.cli.command_line import RecipeConfig, parse_command_line, readable_errors
+from hf_cgd.cli.data_notes import DataNotes
 from hf_cgd.cli.epoch_decay import EpochDecay
-from hf_cgd.cli.model_inputs import columns_beside_images
+from hf_cgd.cli.model_inputs import columns_beside_images, tokenized
 from hf_cgd.cli.networks import image_classifier, text_classifier
 from hf_cgd.cli.own_data_options import CHANNELS_LAST
 from hf_cgd.cli.published import published_table
@@ -110,11 +111,12 @@ class TaskRecipe:
             splits = task.load("demo" if _is_demo(own) else own.source, own.data_dir)
             set_seed(config.seed)
             model, processor = self._network(task, own, splits)
-            splits = self._prepared(task, own, config, splits, processor)
+            notes = DataNotes(speaks=config.process_index == 0)
+            splits = self._prepared(task, own, config, splits, processor, notes)
         trained: dict[str, Any] = {} if task.info.kind == "pixels" else {"processing_class": processor}
         if getattr(own, "lr_decay_per_epoch", 1.0) != 1.0:
             trained["callbacks"] = [EpochDecay(own.lr_decay_per_epoch)]
-        trainer = run(config, model, splits, **trained)
+        trainer = run(config, model, splits, notes, **trained)
         if getattr(own, "wilds_predictions", None):
             write_wilds_predictions(trainer, task, splits, own.wilds_predictions, config.seed)
         if trainer.is_world_process_zero():
@@ -144,17 +146,13 @@ class TaskRecipe:
         return model, processor
 
     def _prepared(
-        self, task: Task, own: Any, config: RecipeConfig, splits: DatasetDict, processor: Any
+        self, task: Task, own: Any, config: RecipeConfig, splits: DatasetDict, processor: Any, notes: DataNotes
     ) -> DatasetDict:
         info = task.info
         if info.kind == "text":
-            return splits.map(
-                lambda rows: processor(
-                    *(rows[column] for column in info.inputs), truncation=True, max_length=own.max_length
-                ),
-                batched=True,
-                num_proc=own.num_proc,
-            )
+            splits, cut = tokenized(splits, info.inputs, processor, own.max_length, own.num_proc)
+            notes.add_cut_texts(cut, splits, config.group_column or (), own.max_length)
+            return splits
         if info.kind == "pixels":
             return splits
         preparation = task.image_preparation(_preset(own))

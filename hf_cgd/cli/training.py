@@ -14,6 +14,7 @@ from hf_cgd.cards import RunRecord, load_run, write_card
 from hf_cgd.cards.pictures import PICTURES
 from hf_cgd.cards.record import EVALUATED_ONLY
 from hf_cgd.cli.command_line import RecipeConfig, readable_errors, show_messages
+from hf_cgd.cli.data_notes import DataNotes
 from hf_cgd.cli.networks import untrained_weights
 from hf_cgd.cli.output_folder import has_model, prepare_output
 from hf_cgd.cli.results import PREDICTIONS, where_it_is, write_predictions, write_results
@@ -54,7 +55,7 @@ def run(
     config: GroupRobustConfig,
     model: nn.Module,
     splits: Mapping[str, Any],
-    data_name: str | None = None,
+    notes: DataNotes | None = None,
     **trainer_options: Any,
 ) -> GroupRobustTrainer:
     """Train on `splits["train"]`, report the groups of "validation", "test" and all further splits, save.
@@ -68,7 +69,7 @@ def run(
             checkpoint that it names.
         model: the network.
         splits: datasets by name: "train", and optionally "validation", which chooses, and others, which are reported.
-        data_name: what the card calls the data; None for what the splits tell.
+        notes: what is known of the data; None for what the splits tell.
         trainer_options: passed on to `GroupRobustTrainer` (`processing_class`, `data_collator`, …).
 
     Returns:
@@ -88,6 +89,8 @@ def run(
         eval_dataset=splits.get("validation"),
         **trainer_options,
     )
+    notes = notes or DataNotes()
+    trainer.data_preparation, trainer.data_cautions = notes.preparation, notes.cautions
     if trains:
         trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
         # The log of the whole run: the checkpoint that is kept may be an earlier one.
@@ -115,7 +118,9 @@ def run(
         for name, report in reports.items():
             print(f"\n{name}\n{report}")
         assert config.output_dir is not None
-        write_results(trainer, reports, trains, own is None or own.pictures, data_name)
+        write_results(trainer, reports, trains, own is None or own.pictures, notes.name)
+        if trains and notes.training_rows is not None:
+            notes.training_rows.save(config.output_dir)
         print(f"\n{where_it_is(config.output_dir)}")
     return trainer
 

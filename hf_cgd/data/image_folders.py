@@ -1,11 +1,17 @@
 """Image folders, whose metadata.csv is read as every other table is: "NA" is a text, and so is 007."""
 
+import logging
 from pathlib import Path
 
 import datasets
+import PIL.Image
 from datasets import Dataset, DatasetDict, Image
+from datasets.exceptions import DatasetsError
 
+from hf_cgd.data.table_places import listed
 from hf_cgd.data.tables import read_table
+
+logger = logging.getLogger(__name__)
 
 FILE_NAME = "file_name"
 """Column of a metadata.csv that tells which image a row is of, relative to the table."""
@@ -15,12 +21,22 @@ def read_image_folder(folder: Path) -> DatasetDict:
     """The splits of an image folder: one folder for each class, or a metadata file beside the images.
 
     Raises:
-        ValueError: a metadata.csv without the column `FILE_NAME`, or with an image twice.
+        ValueError: a metadata.csv without the column `FILE_NAME`, with an image twice, or that does not go with the
+            images.
     """
     paths = sorted(folder.rglob("metadata.csv"))
     tables = [read_table(path) for path in paths]
     rows = _rows_by_image(paths, tables)
-    splits = datasets.load_dataset("imagefolder", data_dir=str(folder))
+    try:
+        splits = datasets.load_dataset("imagefolder", data_dir=str(folder))
+    except DatasetsError as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise ValueError(
+            f"{folder}: expected images, and a metadata.csv whose {FILE_NAME!r} are relative to its folder, but they "
+            f"cannot be read: {reason}."
+        ) from error
+    if rows:
+        _tell_of_images_left_out(folder, splits)
     return DatasetDict({name: _as_written(split, tables, rows) for name, split in splits.items()})
 
 
@@ -40,6 +56,25 @@ def _rows_by_image(paths: list[Path], tables: list[Dataset]) -> dict[str, tuple[
     return rows
 
 
+def _tell_of_images_left_out(folder: Path, splits: DatasetDict) -> None:
+    read = {path for rows in splits.values() for path in _paths_in(rows)}
+    endings = set(PIL.Image.registered_extensions())
+    images = [path for path in folder.rglob("*") if path.suffix.lower() in endings]
+    left = sorted(str(path.relative_to(folder)) for path in images if str(path.resolve()) not in read)
+    if left:
+        logger.info(
+            "%s: %d of %d images have no row in a metadata.csv and are left out: %s",
+            folder, len(left), len(images), listed(left),
+        )  # fmt: skip
+
+
+def _paths_in(rows: Dataset) -> list[str | None]:
+    """Where the image of each row lies; None for one that is in the table itself."""
+    name = next(name for name, feature in rows.features.items() if isinstance(feature, Image))
+    images = rows.select_columns([name]).cast_column(name, Image(decode=False))[name]
+    return [str(Path(image["path"]).resolve()) if image["path"] else None for image in images]
+
+
 def _as_written(split: Dataset, tables: list[Dataset], rows: dict[str, tuple[int, int]]) -> Dataset:
     """The split, with the columns of the tables as `read_table` gives them."""
     pictures = [name for name, feature in split.features.items() if isinstance(feature, Image)]
@@ -47,8 +82,7 @@ def _as_written(split: Dataset, tables: list[Dataset], rows: dict[str, tuple[int
     columns = [name for name in split.column_names if name in of_tables and name not in pictures]
     if not columns or len(pictures) != 1:
         return split
-    images = split.select_columns(pictures).cast_column(pictures[0], Image(decode=False))[pictures[0]]
-    places = [rows.get(str(Path(image["path"]).resolve())) if image["path"] else None for image in images]
+    places = [None if path is None else rows.get(path) for path in _paths_in(split)]
     for name in columns:
         given = split[name][:]
         cells = [table[name][:] if name in table.column_names else [None] * len(table) for table in tables]

@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Image
 
-from hf_cgd.data.columns import class_names_of, read_columns, require_columns
+from hf_cgd.data.columns import class_names_of, listed_rows, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.image_folders import read_image_folder
 from hf_cgd.data.tables import READERS, read_table
@@ -148,6 +148,9 @@ def _by_split(found: Mapping[str, Dataset], where: str) -> DatasetDict:
         name = next((alias for alias in aliases if alias in found), None)
         if name is not None:
             splits[split] = found[name]
+    left = [name for name in found if all(found[name] is not rows for rows in splits.values())]
+    if left and "train" in splits:
+        logger.info("%s: not read: %s. The splits are %s.", where, ", ".join(map(str, left)), ", ".join(splits))
     if "train" not in splits:
         raise FileNotFoundError(
             f"{where}: expected a split named 'train', found {sorted(found)}. Rename the training data."
@@ -234,6 +237,18 @@ def with_class_labels(splits: DatasetDict, column: str) -> DatasetDict:
     return splits
 
 
+def in_class_order(splits: DatasetDict, columns: Sequence[str], names: Sequence[str]) -> DatasetDict:
+    """The same splits with the classes of some `ClassLabel` columns, all of which are among `names`, in that order."""
+    splits, feature = DatasetDict(splits), ClassLabel(names=list(names))
+    for split, rows in splits.items():
+        for column in columns:
+            codes = [feature.str2int(name) for name in class_names_of(rows, column) or ()]
+            values = [codes[value] for value in read_columns(rows, [column])[column].values]
+            rows = rows.remove_columns([column]).add_column(column, values, feature=feature)
+        splits[split] = rows
+    return splits
+
+
 def _by_number(name: str) -> tuple[bool, int, str]:
     is_number = name.isdecimal() and str(int(name)) == name
     return not is_number, int(name) if is_number else 0, name
@@ -284,6 +299,12 @@ def with_images(splits: DatasetDict, column: str, source: str | Path) -> Dataset
         if isinstance(rows.features[column], Image):
             continue
         names = read_columns(rows, [column])[column].values
+        empty = [row for row, name in enumerate(names) if name is None]
+        if empty and len(empty) < len(names):
+            raise ValueError(
+                f"Column {column!r} of the {split} split: {listed_rows(empty, len(names))} name no image. Fill the "
+                "paths in, or drop these rows."
+            )
         if not all(isinstance(name, str) for name in names):
             raise ValueError(
                 f"Column {column!r} of the {split} split: expected images or paths of image files, got "

@@ -17,6 +17,8 @@ MANY_VALUES = 20
 """A column with more different values than this is looked at: are they ids, or texts?"""
 LONG = 40
 """Characters of a value beyond which it is a text and no name."""
+SAID_TO_BE_MISSING = frozenset({"nan", "<na>", "nat", "null", "n/a", "#n/a"})
+"""What programs write for a missing value; in capitals or not."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,11 @@ def problems_of(
     for column in dict.fromkeys((label, *groups)):
         role = f"label_column {column!r}" if column == label else f"group_column {column!r}"
         problems += _missing(table, column, role, is_label=column == label)
-        not_names = _not_names(table, column, role) or _ids_or_texts(table, column, role)
-        problems += not_names or _nearly_equal(table, column, role)
-        if not_names and column in groups:
+        found, are_names = problems_of_names(table, column, role)
+        problems += found
+        if are_names and column == label:
+            problems += _classes_not_in_training(table, column, role)
+        if not are_names and column in groups:
             # Its groups would be told of one by one.
             groups.remove(column)
     for column in texts:
@@ -83,11 +87,35 @@ def problems_of(
     return problems + (_small_groups(table, groups, min_group_size) if groups else [])
 
 
+def problems_of_names(table: Table, column: str, role: str) -> tuple[list[Problem], bool]:
+    """What is wrong with values as names of classes or groups, and whether they are names at all.
+
+    Args:
+        table: with a split "train" that has the column.
+        column: its name.
+        role: how the messages begin: "group_column 'place'".
+    """
+    not_names = _not_names(table, column, role) or _ids_or_texts(table, column, role)
+    return not_names or [*_nearly_equal(table, column, role), *_said_to_be_missing(table, column, role)], not not_names
+
+
 def missing_files(table: Table, column: str, folder: Path) -> list[Problem]:
-    """Paths in a column, relative to a folder, that lead nowhere."""
+    """Paths in a column, relative to a folder, that lead nowhere, and rows without one."""
     problems = []
     for split, values in table.of(column):
-        rows = [r for r, value in enumerate(values) if isinstance(value, str) and not (folder / value).is_file()]
+        empty = [row for row, value in enumerate(values) if is_missing(value)]
+        if empty:
+            places = table.where(split, empty)
+            problems.append(
+                Problem(
+                    f"image_column {column!r}: {len(empty):,} of {len(values):,} rows name no file ({places}). Fill "
+                    "it in or drop these rows."
+                )
+            )
+        rows = [
+            row for row, value in enumerate(values)
+            if isinstance(value, str) and not is_missing(value) and not (folder / value).is_file()
+        ]  # fmt: skip
         if rows:
             places = table.where(split, rows)
             problems.append(
@@ -134,7 +162,61 @@ def _not_names(table: Table, column: str, role: str) -> list[Problem]:
             problems.append(
                 Problem(
                     f"{role}: {len(rows):,} of {len(values):,} values are no integers, texts or bools, such as "
-                    f"{str(values[rows[0]])[:LONG]!r} ({table.where(split, rows)}). Cut numbers into classes."
+                    f"{str(values[rows[0]])[:LONG]!r} ({table.where(split, rows)}). "
+                    f"{_remedy([values[row] for row in rows])}"
+                )
+            )
+    return problems
+
+
+def _remedy(values: Sequence[Any]) -> str:
+    if all(isinstance(value, float) and value.is_integer() for value in values):
+        return "Write them as whole numbers (1 for 1.0), or cut them into classes."
+    if all(isinstance(value, float) for value in values):
+        return "Cut numbers into classes."
+    if any(isinstance(value, (dict, list)) for value in values):
+        return "Bring what is nested, or a list, into columns of single values."
+    return "Write them as texts."
+
+
+def _classes_not_in_training(table: Table, column: str, role: str) -> list[Problem]:
+    """Classes of other splits that no model could learn: all of their rows count as wrong answers."""
+    learned = {_plain(table, column, value) for value in set(table.splits["train"][column])}
+    problems = []
+    for split, values in table.of(column):
+        names = {value: _plain(table, column, value) for value in set(values)}
+        unknown = {value for value, name in names.items() if name not in learned and value != -1}
+        rows = [row for row, value in enumerate(values) if value in unknown and not is_missing(value)]
+        if rows:
+            found = listed(list(dict.fromkeys(table.name(column, values[row]) for row in rows)))
+            problems.append(
+                Problem(
+                    f"{role}: no training row is of {found}, which {len(rows):,} of {len(values):,} rows of the "
+                    f"{split} split are ({table.where(split, rows)}). All of them will be answered wrongly.",
+                    stops=False,
+                )
+            )
+    return problems
+
+
+def _plain(table: Table, column: str, value: Any) -> str:
+    return table.names([column], [value])[0]
+
+
+def _said_to_be_missing(table: Table, column: str, role: str) -> list[Problem]:
+    """Texts such as "nan", which some program may have written for a missing value."""
+    problems = []
+    for split, values in table.of(column):
+        rows = [
+            r for r, value in enumerate(values) if isinstance(value, str) and value.casefold() in SAID_TO_BE_MISSING
+        ]
+        if rows:
+            found = listed([repr(value) for value in dict.fromkeys(values[row] for row in rows)])
+            problems.append(
+                Problem(
+                    f"{role}: {len(rows):,} of {len(values):,} rows say {found} ({table.where(split, rows)}), which "
+                    "is a class or group of its own here. Drop these rows if it stands for a missing value.",
+                    stops=False,
                 )
             )
     return problems
@@ -172,7 +254,7 @@ def _nearly_equal(table: Table, column: str, role: str) -> list[Problem]:
             if not is_missing(value):
                 name = table.name(column, value)
                 places[name] += [(split, row) for row in rows]
-                keys[name] = as_read(value if name == repr(value) else name[1:-1], bool(kinds & {int, float}))
+                keys[name] = as_read(value if name == repr(value) else name[1:-1], numbers_too=True)
     alike = defaultdict(list)
     for name in sorted(places, key=lambda name: -len(places[name])):
         alike[keys[name]].append(name)
@@ -181,13 +263,19 @@ def _nearly_equal(table: Table, column: str, role: str) -> list[Problem]:
         if len(names) > 1:
             told = [f"{names[0]} ({len(places[names[0]]):,} rows)"]
             told += [f"{name} ({_places(table, places[name])})" for name in names[1:]]
+            difference = _difference(names)
             problems.append(
                 Problem(
-                    f"{role}: {listed(told)} differ in {_difference(names)} only. Write them alike, or one group or "
-                    "class becomes several."
+                    f"{role}: {listed(told)} differ in {difference} only. Write them alike, or one group or "
+                    "class becomes several.",
+                    # Codes of one column may be what they are.
+                    stops=difference != ZEROS or bool(kinds & {int, float}),
                 )
             )
     return problems
+
+
+ZEROS = "leading zeros"
 
 
 def _difference(names: Sequence[str]) -> str:
@@ -199,6 +287,8 @@ def _difference(names: Sequence[str]) -> str:
         return "spaces"
     if len({text.casefold() for text in plain}) == 1:
         return "capitals"
+    if len({text.strip().lstrip("0") for text in plain}) == 1:
+        return ZEROS
     return "spaces, capitals or the form of characters (unicode)"
 
 

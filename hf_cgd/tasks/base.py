@@ -114,6 +114,7 @@ class TaskInfo:
         size: of the data, in rows and bytes.
         train_counts: published sizes of the training groups by name, None where there are none. Other sizes are warned
             of, except of made-up data.
+        split_counts: published sizes of splits by name, in rows; warned of in the same way.
         hyperparameters: by the source that states them: "paper" (the CGD paper), "group_dro" (the code of Sagawa et
             al.), "wilds1.2" and "wilds2.0" (the examples of that version), "demo".
         published: numbers by the source that reports them; "paper" is the CGD paper.
@@ -140,6 +141,7 @@ class TaskInfo:
     places: tuple[str, ...] = ()
     size: str = ""
     train_counts: Mapping[str, int] | None = None
+    split_counts: Mapping[str, int] = field(default_factory=dict)
     hyperparameters: Mapping[str, Hyperparameters] = field(default_factory=dict)
     published: Mapping[str, Published] = field(default_factory=dict)
     caveat: str = ""
@@ -261,15 +263,18 @@ class Task(ABC):
         return self._from_files(folder)
 
     def _warn_of_other_counts(self, splits: DatasetDict) -> None:
-        expected = self.info.train_counts
-        if expected is None or len(splits["train"]) == 0:
-            return
-        groups = GroupInfo.from_columns(read_columns(splits["train"], self.info.group_columns))
-        found = dict(zip(groups.names, groups.counts or (), strict=True))
-        if found != dict(expected):
+        expected, rows = self.info.train_counts, {name: len(rows) for name, rows in splits.items()}
+        told = ""
+        if expected is not None and rows["train"]:
+            groups = GroupInfo.from_columns(read_columns(splits["train"], self.info.group_columns))
+            found = dict(zip(groups.names, groups.counts or (), strict=True))
+            if found != dict(expected):
+                told = f"training groups of {self.name} have {found} examples; the published data has {dict(expected)}"
+        if not told and any(rows.get(name) != size for name, size in self.info.split_counts.items()):
+            told = f"splits of {self.name} have {rows} rows; the published data has {dict(self.info.split_counts)}"
+        if told:
             warnings.warn(
-                f"The training groups of {self.name} have {found} examples; the published data has {dict(expected)}. "
-                "It is a part or another version of it, and numbers do not compare.",
+                f"The {told}. It is a part or another version of it, and numbers do not compare.",
                 GroupRobustWarning,
                 stacklevel=3,
             )

@@ -18,7 +18,7 @@ from PIL import Image as Picture
 
 from hf_cgd.data.image_preparation import ImagePreparation
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, TaskInfo, WildsData
-from hf_cgd.tasks.hub_source import hub_splits
+from hf_cgd.tasks.hub_source import hub_splits, in_our_classes, with_our_classes
 from hf_cgd.tasks.paper import ON_WILDS
 from hf_cgd.tasks.raw_files import codes, images_at, numbers, read_csv, require_files
 from hf_cgd.tasks.wilds_source import metadata_of
@@ -57,6 +57,7 @@ INFO = TaskInfo(
         "the wilds package: wilds.get_dataset('camelyon17', root_dir=…, download=True)",
         "https://huggingface.co/datasets/wltjr1007/Camelyon17-WILDS",
     ),
+    split_counts={"train": 302436, "validation": 34904, "test": 85054, "id_validation": 33560},
     size="455,954 patches, of which 302,436 train; 10.7 GB packed",
     hyperparameters={
         # The paper says that its network was pretrained; the configuration that it cites trains from scratch.
@@ -113,7 +114,9 @@ class Camelyon17(WildsTask):
         names = {"train": "train", "validation": "validation", "test": "test"}
         splits = hub_splits(INFO, folder, names, ("image", "label", "center"))
         for name, rows in splits.items():
-            splits[name] = _hospital_numbers(rows, name)
+            values = in_our_classes(rows, "center", list(map(str, HOSPITALS)), f"{folder or HUB.id}, {name} split")
+            rows = rows.remove_columns(["center"])
+            splits[name] = rows.add_column("hospital", values, feature=FEATURES["hospital"])
         held_out = splits["validation"]
         hospital = np.asarray(held_out["hospital"][:])
         new = hospital == VALIDATION_HOSPITAL
@@ -124,7 +127,7 @@ class Camelyon17(WildsTask):
             )
         splits["id_validation"] = held_out.select(np.flatnonzero(~new))
         splits["validation"] = held_out.select(np.flatnonzero(new))
-        return splits.cast_column("label", FEATURES["label"])
+        return with_our_classes(splits, "label", FEATURES["label"], str(folder or HUB.id))
 
     def _check(self, folder: Path) -> None:
         path = folder / self.metadata
@@ -162,20 +165,6 @@ class Camelyon17(WildsTask):
             rows.append((patient, node, x, y, tumor, 10 * center + node, center, int(number % 8 == 7)))
         head = ["patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split"]
         pd.DataFrame(rows, columns=head).to_csv(folder / self.metadata)
-
-
-def _hospital_numbers(rows: Any, split: str) -> Any:
-    """The rows with "hospital" in place of "center", all of them known."""
-    values = np.asarray(rows["center"][:])
-    unknown = np.flatnonzero(~np.isin(values, list(HOSPITALS)))
-    if len(unknown):
-        raise ValueError(
-            f"{HUB.id}: column 'center': expected one of {list(HOSPITALS)}, got {values[unknown[0]]!r} in {split} row "
-            f"{unknown[0]}."
-        )
-    return rows.remove_columns(["center"]).add_column(
-        "hospital", values.astype(np.int64), feature=FEATURES["hospital"]
-    )
 
 
 def _stained(center: int, tumor: bool, generator: np.random.Generator) -> Picture.Image:

@@ -14,7 +14,7 @@ from PIL import Image as Picture
 
 from hf_cgd.data.image_preparation import ImagePreparation
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, Task, TaskInfo, WildsData
-from hf_cgd.tasks.hub_source import hub_splits
+from hf_cgd.tasks.hub_source import hub_splits, in_our_classes
 from hf_cgd.tasks.paper import BALANCED, WITH_ADJUSTMENT
 from hf_cgd.tasks.raw_files import base_folder, by_split, codes, images_at, read_csv, require_files
 from hf_cgd.tasks.waterbirds import DEMO_TRAINING, RESNET
@@ -23,6 +23,7 @@ from hf_cgd.tasks.wilds_source import metadata_of, split_names, wilds_dataset
 LABELS, GENDERS = ("not blond", "blond"), ("female", "male")
 ATTRIBUTES, PARTITION, IMAGE_FOLDER = "list_attr_celeba.csv", "list_eval_partition.csv", "img_align_celeba"
 LABEL_ATTRIBUTE, GENDER_ATTRIBUTE = "Blond_Hair", "Male"
+HUB_ID = "flwrlabs/celeba"
 SPLIT_IDS = {0: "train", 1: "validation", 2: "test"}
 HUB_SPLITS = {"train": "train", "valid": "validation", "test": "test"}
 FOLDERS = ("celebA_v1.0", "data")
@@ -44,7 +45,7 @@ INFO = TaskInfo(
     licence="the CelebA dataset release agreement: non-commercial research",
     citation="Liu, Luo, Wang, Tang: Deep learning face attributes in the wild. ICCV 2015. Groups: Sagawa, Koh, "
     "Hashimoto, Liang: Distributionally robust neural networks for group shifts. ICLR 2020.",
-    hub=HubData("flwrlabs/celeba", "img_align+identity+attr", "2d738f56e0e7f925ea36ae7c808ea925264aacec"),
+    hub=HubData(HUB_ID, "img_align+identity+attr", "2d738f56e0e7f925ea36ae7c808ea925264aacec"),
     wilds=WildsData("celebA", {"train": "train", "val": "validation", "test": "test"}),
     layout=f"{ATTRIBUTES} (image_id and 40 attributes of -1 and 1), {PARTITION} (image_id, partition) and the images "
     f"in {IMAGE_FOLDER}/.",
@@ -55,6 +56,7 @@ INFO = TaskInfo(
         "https://huggingface.co/datasets/flwrlabs/celeba",
     ),
     size="202,599 images of 178 x 218, of which 162,770 train; 1.3 GB packed",
+    split_counts={"train": 162770, "validation": 19867, "test": 19962},
     train_counts={
         "label:not blond gender:female": 71629, "label:not blond gender:male": 66874,
         "label:blond gender:female": 22880, "label:blond gender:male": 1387,
@@ -115,7 +117,7 @@ class CelebA(Task):
         splits = hub_splits(INFO, folder, HUB_SPLITS, ("image", LABEL_ATTRIBUTE, GENDER_ATTRIBUTE))
         for attribute, name in ((LABEL_ATTRIBUTE, "label"), (GENDER_ATTRIBUTE, "gender")):
             for split, rows in splits.items():
-                values = rows.data.column(attribute).to_numpy().astype(np.int64)
+                values = in_our_classes(rows, attribute, ("false", "true"), f"{folder or HUB_ID}, {split} split")
                 splits[split] = rows.add_column(name, values, feature=FEATURES[name])
         return splits
 

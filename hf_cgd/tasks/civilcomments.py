@@ -67,6 +67,7 @@ INFO = TaskInfo(
         "https://huggingface.co/datasets/pietrolesci/civilcomments-wilds (config raw)",
         "https://huggingface.co/datasets/shlomihod/civil-comments-wilds (the file itself)",
     ),
+    split_counts={"train": 269038, "validation": 45180, "test": 133782},
     size="448,000 comments, of which 269,038 train; 0.1 GB packed",
     search=replace(ON_WILDS, seeds=5),
     hyperparameters={

@@ -11,7 +11,7 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Value
 
 from hf_cgd.tasks.base import HubData, Hyperparameters, TaskInfo
-from hf_cgd.tasks.hub_source import hub_splits
+from hf_cgd.tasks.hub_source import hub_splits, in_our_classes
 
 HUB_ID = "ylecun/mnist"
 BINARY_LABELS = ("5-9", "0-4")
@@ -79,7 +79,10 @@ def from_hub(folder: Path | None) -> Digits:
     advice = "Pass data_dir= with a folder of the four IDX files (train-images-idx3-ubyte, … plain or .gz)."
     digits = hub_splits(INFO, folder, {name: name for name in IDX_FILES}, ("image", "label"), advice)
     return {
-        name: (np.stack([np.asarray(image) for image in rows["image"]]), np.asarray(rows["label"][:]))
+        name: (
+            np.stack([np.asarray(image) for image in rows["image"]]),
+            in_our_classes(rows, "label", list(map(str, range(10))), f"{folder or HUB_ID}, {name} split"),
+        )
         for name, rows in digits.items()
     }
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, concatenate_datasets
 
+from hf_cgd.data.columns import read_columns
 from hf_cgd.data.sources import find_tables, require_columns_in_splits, require_text
 from hf_cgd.data.tables import read_table
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, Task, TaskInfo
@@ -46,6 +47,8 @@ SPLIT_FRACTIONS = (0.5, 0.2, 0.3)
 """Train, validation and test of Sagawa et al."""
 SPLIT_FILE = "metadata_random.csv"
 SPLIT_FILE_COLUMNS = ("gold_label", "sentence2_has_negation", "split")
+GROUP_DRO_SIZES = {"train": 206175, "validation": 82462, "test": 123712}
+"""Rows of the splits in that file; 412,349 in all."""
 SPLIT_FILE_LABELS = ("contradiction", "entailment", "neutral")
 """The classes in the order in which the file of Sagawa et al. numbers them."""
 
@@ -140,7 +143,8 @@ class MultiNLI(Task):
     @property
     def info(self) -> TaskInfo:
         """The same in all settings but for the caveat."""
-        return replace(INFO, caveat=CAVEATS[self.split])
+        sizes = GROUP_DRO_SIZES if self.split == "group_dro" else {}
+        return replace(INFO, caveat=CAVEATS[self.split], split_counts=sizes)
 
     def _from_hub(self, folder: Path | None) -> DatasetDict:
         advice = (
@@ -296,7 +300,11 @@ def _labelled(part: Dataset) -> Dataset:
     codes: dict[Any, int] = {name: code for code, name in enumerate(LABELS)} | {"-": -1, "": -1, None: -1, -1: -1}
     codes |= {code: code for code in range(len(LABELS))} | {str(code): code for code in range(-1, len(LABELS))}
     labels = []
-    for row, value in enumerate(part.with_format(None)["label"]):
+    read = read_columns(part, ["label"])["label"]
+    for row, value in enumerate(read.values):
+        if read.class_names and value in range(len(read.class_names)):
+            # Their numbers are those of their own order.
+            value = read.class_names[value]
         if value not in codes:
             raise ValueError(
                 f"Column 'label', row {row}: expected 0, 1, 2 or {', '.join(LABELS)} (-1 for none), got {value!r}. "

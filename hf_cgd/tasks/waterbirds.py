@@ -16,12 +16,13 @@ from PIL import Image as Picture
 
 from hf_cgd.data.image_preparation import ImagePreparation
 from hf_cgd.tasks.base import HubData, Hyperparameters, Published, Task, TaskInfo, WildsData
-from hf_cgd.tasks.hub_source import hub_splits
+from hf_cgd.tasks.hub_source import hub_splits, with_our_classes
 from hf_cgd.tasks.paper import BALANCED, WITH_ADJUSTMENT
 from hf_cgd.tasks.raw_files import base_folder, by_split, codes, images_at, read_csv, require_files
 from hf_cgd.tasks.wilds_source import metadata_of, split_names, wilds_dataset
 
 LABELS, PLACES = ("landbird", "waterbird"), ("land", "water")
+HUB_ID = "grodino/waterbirds"
 METADATA = "metadata.csv"
 SPLIT_IDS = {0: "train", 1: "validation", 2: "test"}
 HUB_SPLITS = {"train": "train", "validation": "validation", "test": "test"}
@@ -51,7 +52,7 @@ INFO = TaskInfo(
     licence="non-commercial research and education (by the wilds package); MIT by the card of its copy on the Hub",
     citation="Sagawa, Koh, Hashimoto, Liang: Distributionally robust neural networks for group shifts. ICLR 2020. "
     "Images: Wah et al., CUB-200-2011; Zhou et al., Places. PAMI 2017.",
-    hub=HubData("grodino/waterbirds", revision="e9856c710d0da2e4029d116cdd9d5fce7cc2bc80"),
+    hub=HubData(HUB_ID, revision="e9856c710d0da2e4029d116cdd9d5fce7cc2bc80"),
     wilds=WildsData("waterbirds", {"train": "train", "val": "validation", "test": "test"}),
     layout=f"{METADATA} (img_id, img_filename, y, split, place, place_filename) and the images below the same folder, "
     "as img_filename says.",
@@ -61,6 +62,7 @@ INFO = TaskInfo(
         "https://huggingface.co/datasets/grodino/waterbirds",
     ),
     size="11,788 images, of which 4,795 train; about 0.5 GB",
+    split_counts={"train": 4795, "validation": 1199, "test": 5794},
     train_counts={
         "label:landbird place:land": 3498, "label:landbird place:water": 184, "label:waterbird place:land": 56,
         "label:waterbird place:water": 1057,
@@ -117,7 +119,7 @@ class Waterbirds(Task):
     def _from_hub(self, folder: Path | None) -> DatasetDict:
         splits = hub_splits(INFO, folder, HUB_SPLITS, ("image", "label", "place"))
         for name in ("label", "place"):
-            splits = splits.cast_column(name, FEATURES[name])
+            splits = with_our_classes(splits, name, FEATURES[name], str(folder or HUB_ID))
         return splits
 
     def _from_wilds(self, root: Path) -> DatasetDict:

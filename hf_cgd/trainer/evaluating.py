@@ -130,6 +130,8 @@ class EvaluatingTrainer(Trainer):
             output, collected.arrays(), metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens,
             own_metrics,
         )  # fmt: skip
+        if self.is_in_train:
+            self._forget_collapsed_best(output.metrics or {})
         return output
 
     def _warn_of_unlabelled(self, output: EvalLoopOutput, description: str, prefix: str) -> None:
@@ -228,15 +230,29 @@ class EvaluatingTrainer(Trainer):
         wanted = self.args.metric_for_best_model
         if wanted is not None and not self.group_evaluation.may_be_best(metrics, wanted):
             return False
-        collapse = None if wanted is None else collapse_beside(f"eval_{wanted.removeprefix('eval_')}")
-        if collapse is not None and self.state.best_metric is not None:
-            # A model that gives one class is the best one only as long as there is no other.
-            is_collapsed, best = bool(metrics.get(collapse)), self._logged_at_best(collapse)
-            if is_collapsed and best == 0:
-                return False
-            if best and not is_collapsed:
-                self.state.best_metric = None
+        self._forget_collapsed_best(metrics)
+        collapse = self._collapse
+        # A model that gives one class is the best one only as long as there is no other.
+        if collapse is not None and metrics.get(collapse) and self._logged_at_best(collapse) == 0:
+            return False
         return super()._determine_best_metric(metrics, trial)
+
+    @property
+    def _collapse(self) -> str | None:
+        """The metric that says of `metric_for_best_model` that it is one of a single class; None for most metrics."""
+        wanted = self.args.metric_for_best_model
+        return None if wanted is None else collapse_beside(f"eval_{wanted.removeprefix('eval_')}")
+
+    def _forget_collapsed_best(self, metrics: Mapping[str, Any]) -> None:
+        """Where the best model so far gives one class and this one does not, any value of this one is better.
+
+        Early stopping asks for the best value as soon as there are metrics, so it is forgotten before that.
+        """
+        wanted, collapse = self.args.metric_for_best_model, self._collapse
+        if wanted is None or collapse is None or self.state.best_metric is None or metrics.get(collapse) != 0:
+            return
+        if self.group_evaluation.may_be_best(metrics, wanted) and self._logged_at_best(collapse):
+            self.state.best_metric = None
 
     def _logged_at_best(self, name: str) -> Any:
         """What was logged under that name when the best model so far was evaluated; None where nothing was."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_cgd.arithmetic import is_on_host
+from hf_cgd.metrics import ONE_CLASS
 from hf_cgd.metrics.group_metrics import own_name
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.whole_files import write_whole
@@ -181,7 +182,11 @@ def run_history(
     """
     of_file = [] if folder is None else read_group_history(folder)
     of_log = [
-        {name: value for name, value in entry.items() if name == "step" or "group_" in name.split("/")[0]}
+        {
+            name: value
+            for name, value in entry.items()
+            if name == "step" or "group_" in name.split("/")[0] or name.endswith(ONE_CLASS)
+        }
         for entry in log_history
     ]
     if of_file:

@@ -1,9 +1,10 @@
 """Records and cards: what the trainer leaves for readers in its folder."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from transformers import Trainer
 from transformers.modelcard import TrainingSummary
 
 from hf_cgd.cards import CARD_FILE, RunRecord, write_card
+from hf_cgd.cards.words import gives_one_class
 from hf_cgd.metrics import GroupMetric, GroupReport
 from hf_cgd.metrics.custom_metrics import declared_directions
 from hf_cgd.metrics.values import as_json
@@ -47,6 +49,10 @@ class PublishingTrainer(Trainer):
     robust_loss: GroupRobustLoss | None
     _setup: GroupSetup
     _own_metrics: dict[str, GroupMetric]
+    data_preparation: Mapping[str, Any] = MappingProxyType({})
+    """How inputs were made of rows, for the record: {"max_length": 128}."""
+    data_cautions: Sequence[str] = ()
+    """What the data keeps the numbers from telling, a sentence each, for cards and reports."""
     _group_log: GroupLog | None
     _kept_step: int | None = None
     """The step whose model a run has loaded at its end."""
@@ -59,6 +65,20 @@ class PublishingTrainer(Trainer):
         if checkpoint is not None:
             # A table of this model beside the weights of the last step would mix two models.
             self._kept_step, self._kept_weights = self.state.best_global_step, saved_weights(checkpoint)
+            self._warn_of_collapsed_best()
+
+    def _warn_of_collapsed_best(self) -> None:
+        """Warn where the model that is kept gives every evaluated row the same class."""
+        step, logs = self.state.best_global_step, self.state.log_history
+        if step is not None and gives_one_class(logs, step):
+            warnings.warn(
+                f"A single class is what the model that is kept, that of step {step}, gives to every evaluated row: "
+                f"its {self.args.metric_for_best_model} ({self.state.best_metric:.3f}) tells which classes there are "
+                "in the groups, not what it has learned. Do not use it; train on, or with another learning_rate or "
+                "step_size.",
+                GroupRobustWarning,
+                stacklevel=3,
+            )
 
     def run_record(
         self,
@@ -101,9 +121,12 @@ class PublishingTrainer(Trainer):
             steps=self.state.global_step,
             kept_step=self._kept_step,
             model=model_facts(self._unwrapped(), finetuned_from, task, self._class_names()),
-            data=data_facts(
-                {"train": self.train_dataset, **self._evaluation_sets()}, dataset_tags, dataset,
-                next(iter(dataset_args), None),
+            data=replace(
+                data_facts(
+                    {"train": self.train_dataset, **self._evaluation_sets()}, dataset_tags, dataset,
+                    next(iter(dataset_args), None),
+                ),
+                preparation=dict(self.data_preparation), cautions=list(self.data_cautions),
             ),
             versions=versions(),
         )  # fmt: skip

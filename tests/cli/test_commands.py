@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -406,7 +407,7 @@ def test_a_model_that_is_there_is_evaluated(run: Run, folder: Path, tmp_path: Pa
     assert before == {path: path.read_bytes() for path in (folder / "model").iterdir()}
 
 
-def test_rows_that_the_model_was_trained_on_are_warned_of(run: Run, folder: Path, tmp_path: Path) -> None:
+def test_validation_rows_of_another_draw_are_warned_of(run: Run, folder: Path, tmp_path: Path) -> None:
     def warned(*words: Any) -> str:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -418,15 +419,54 @@ def test_rows_that_the_model_was_trained_on_are_warned_of(run: Run, folder: Path
     words = ["train", "text", "--dataset", data, "--pictures", "false", "--group_column", "label", "place"]
     warned(*words, *QUICK[1:], "--model", folder / "model", "--output_dir", out)
     assert load_run(out).data.name == "d.csv"
-    write_table(tmp_path / "new.csv", rows())
-    for table, is_told in ((data, True), (tmp_path / "new.csv", False)):
-        options = ["--group_column", "place", "--no_pictures", "--output_dir", tmp_path / table.stem]
-        assert ("was trained on d.csv" in warned("evaluate", out, table, *options)) is is_told
     # Validation rows are drawn by groups and seed.
     again = [*words, "--do_train", "false", "--model", out, "--output_dir"]
     assert "are drawn" not in warned(*again, tmp_path / "same")
     assert "other validation rows are drawn" in warned(*again, tmp_path / "seed", "--seed", 5)
     assert "other validation rows are drawn" in warned(*again[:-6], *again[-5:], tmp_path / "groups")
+
+
+def test_a_model_that_numbers_its_classes_otherwise_is_evaluated_by_their_names(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    """Of the data the classes are "glad" and "sad"; a model with the same outputs the other way round was misjudged."""
+    shutil.copytree(folder / "model", tmp_path / "model")
+    model = tiny_distilbert(id2label={0: "sad", 1: "glad"}, label2id={"sad": 0, "glad": 1}, seed=3)
+    with torch.no_grad():
+        model.classifier.weight.mul_(100)
+    model.save_pretrained(tmp_path / "model")
+    options = ["--group_column", "label", "place", "--use_cpu", "--output_dir"]
+    words = ["train", "text", "--dataset", folder / "d.csv", "--model", tmp_path / "model", "--predictions", "--json"]
+    code, out, error = run(*words, "--do_train", "false", "--pictures", "false", *options, tmp_path / "out")
+    assert code == 0, error
+    answers = pd.read_csv(tmp_path / "out/predictions_validation.csv")
+    groups = {group["name"]: group["accuracy"] for group in json.loads(out)["reports"]["validation"]["groups"]}
+    answers[["text", "label", "place"]].to_csv(tmp_path / "v.csv", index=False)
+    words = ["evaluate", tmp_path / "model", tmp_path / "v.csv", "--predictions", "--no_pictures", "--json"]
+    code, out, error = run(*words, *options, tmp_path / "again")
+    assert code == 0, error
+    again = pd.read_csv(tmp_path / "again/predictions_test.csv")
+    assert again["prediction"].tolist() == answers["prediction"].tolist()
+    expected = {group["name"]: group["accuracy"] for group in json.loads(out)["reports"]["test"]["groups"]}
+    assert groups == expected and set(groups.values()) == {0.0, 1.0}
+    # A training goes on with the head that is there, not with its opposite.
+    words = ["train", "text", "--dataset", folder / "d.csv", "--model", tmp_path / "model", "--pictures", "false"]
+    assert run(*words, *QUICK[1:], *options, tmp_path / "trained")[0] == 0
+    assert json.loads((tmp_path / "trained/config.json").read_text())["id2label"] == {"0": "sad", "1": "glad"}
+    # Other names cannot be matched.
+    write_table(tmp_path / "other.csv", rows() | {"label": ["good", "bad"] * 20})
+    words = [
+        "train",
+        "text",
+        "--dataset",
+        tmp_path / "other.csv",
+        "--model",
+        tmp_path / "model",
+        "--do_train",
+        "false",
+    ]
+    code, _, error = run(*words, *options, tmp_path / "other")
+    assert code == 2 and "whose classes are ['sad', 'glad']; those of the data are ['bad', 'good']" in error
 
 
 def test_an_image_model_of_timm_is_evaluated(run: Run, tmp_path: Path) -> None:
@@ -491,6 +531,16 @@ def test_groups_are_looked_at(run: Run, tmp_path: Path) -> None:
     assert "--group_column label place" in found["advice"][0] and "2 of 4 groups are too small" in found["advice"][1]
     _, out, _ = run("groups", data, "--group_column", "label", "place")
     assert "label:sad place:hall" in out and "(too wide)" in out and "0.80" in out and "strong" in out
+
+
+def test_groups_that_a_training_would_refuse_are_told(run: Run, tmp_path: Path) -> None:
+    table = {"label": ["glad", "sad"] * 40, "place": ["hall", "Hall ", "hall", "nan"] * 20, "age": [0.5, 1.5] * 40}
+    data = write_table(tmp_path / "d.csv", table)
+    code, out, _ = run("groups", data, "--group_column", "place", "age", "--json")
+    problems = json.loads(out)["problems"]
+    assert code == 0 and json.loads(out)["advice"][:3] == problems and len(problems) == 3
+    assert "'hall' (40 rows), 'Hall ' (d.csv, lines 3, 7, 11" in problems[0] and "differ in spaces" in problems[0]
+    assert "20 of 80 rows say 'nan'" in problems[1] and problems[2].startswith("group_column 'age': 80 of 80 values")
 
 
 def test_the_demo_runs_without_a_recipe(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,15 +6,33 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from datasets import Image as ImageFeature
 from PIL import Image
 from transformers import ConvNextImageProcessor, ViTImageProcessor, set_seed
 
+from hf_cgd import GroupRobustWarning
 from hf_cgd.cli import image_classifier
-from hf_cgd.cli.model_inputs import with_pixel_values
+from hf_cgd.cli.model_inputs import require_images, with_pixel_values
+from hf_cgd.data.images import opened_image
 
 SIDE = 32
+
+
+def test_sixteen_bits_of_which_few_are_used_are_told(tmp_path: Path) -> None:
+    """12 bits as scanners give them: of 4096 shades 17 are left. One image of the whole range is enough."""
+    shades = np.linspace(0, 4095, 64).reshape(8, 8).astype(np.uint16)
+    paths = [str(tmp_path / f"{number}.png") for number in range(3)]
+    for path in paths:
+        Image.fromarray(shades).save(path)
+    rows = Dataset.from_dict({"image": paths}).cast_column("image", ImageFeature())
+    with pytest.warns(GroupRobustWarning, match="in 3 of 3 of them is 4095, where 65535 is white.* leaves 17 shades"):
+        require_images(DatasetDict(train=rows), "image")
+    assert len(np.unique(np.asarray(opened_image(paths[0])))) == 17
+    Image.fromarray(shades * 16).save(paths[1])
+    require_images(DatasetDict(train=rows), "image")
+
+
 PROCESSORS: dict[str, Any] = {
     "timm": lambda: image_classifier("test_resnet", ["a", "b"], pretrained=False, input_size=(3, SIDE, SIDE))[1],
     "vit": lambda: ViTImageProcessor(size={"height": SIDE, "width": SIDE}),

@@ -25,6 +25,14 @@ def test_changed_file_is_read_again(tmp_path: Path) -> None:
     assert sources.read_table(path).to_dict() == {"text": ["new"]}
 
 
+def test_a_second_table_of_a_split_is_said_not_to_be_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("train.csv", "dev.csv", "validation.csv"):
+        write_table(tmp_path / name)
+    with caplog.at_level("INFO", "hf_cgd"):
+        assert list(sources.load_splits(str(tmp_path))) == ["train", "validation"]
+    assert "not read: dev. The splits are train, validation." in caplog.text
+
+
 def test_folder_of_tables_by_stem(tmp_path: Path) -> None:
     for name in ("train.csv", "dev.jsonl", "test.parquet", "notes.csv"):
         write_table(tmp_path / name)
@@ -71,6 +79,21 @@ def test_images_named_in_a_table(tmp_path: Path) -> None:
     write_table(path, {"file": ["img/a.png", "img/z.png"]})
     with pytest.raises(FileNotFoundError, match=r"1 of 2 are missing, such as .*z.png"):
         sources.with_images(sources.load_splits(str(path)), "file", path)
+
+
+def test_rows_and_images_that_do_not_go_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_table(tmp_path / "d.csv", {"file": ["a.png", None, "c.png"], "y": [0, 1, 0]})
+    with pytest.raises(ValueError, match=r"'file' of the train split: 1 of 3 rows: 1 name no image"):
+        sources.with_images(sources.load_splits(str(path)), "file", path)
+    folder = tmp_path / "images"
+    write_images(folder, ["a.png", "b.png", "more/c.png"])
+    write_table(folder / "metadata.csv", {"file_name": ["a.png"], "label": ["cat"]})
+    with caplog.at_level("INFO", "hf_cgd"):
+        assert len(sources.load_splits(str(folder))["train"]) == 1
+    assert "2 of 3 images have no row in a metadata.csv and are left out: b.png, more/c.png" in caplog.text
+    write_table(folder / "metadata.csv", {"file_name": [str(folder / "a.png")], "label": ["cat"]})
+    with pytest.raises(ValueError, match="'file_name' are relative to its folder, but they cannot be read: Invalid"):
+        sources.load_splits(str(folder))
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:

@@ -1,14 +1,18 @@
 """Faults of a table, each with its place; clean tables have none."""
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
-from datasets import load_dataset
+from datasets import ClassLabel, Dataset, load_dataset
+from made_files import write_jsonl
 
+from hf_cgd.cli.data_check import load_checked, table_of
 from hf_cgd.data.table_checks import Problem, Table, missing_files, problems_of
 from hf_cgd.data.table_places import line_numbers, listed, places_in_files
+from hf_cgd.trainer.config import GroupRobustConfig
 
 
 def rows_of(split: str, rows: Sequence[int]) -> str:
@@ -74,8 +78,29 @@ def test_numbers_in_one_file_and_texts_in_another(one: Any, other: Any) -> None:
 
 
 def test_names_that_differ() -> None:
-    for values in (["a1", "a2"], ["01", "1"], ["é", "e"], ["a-b", "a b"], [1, -1], ["x", "xx"]):
+    for values in (["a1", "a2"], ["é", "e"], ["a-b", "a b"], [1, -1], ["x", "xx"]):
         assert check({"y": ["u", "v"] * 10, "g": [value for value in values for _ in range(10)]}) == []
+
+
+def test_codes_that_differ_in_zeros_and_words_for_nothing_are_told() -> None:
+    (found,) = check(clean() | {"g": ["01", "1", "01", "2"] * 10})
+    assert (
+        not found.stops and "'01' (20 rows), '1' (train [1, 5, 9" in found.text and "leading zeros only" in found.text
+    )
+    (found,) = [problem for problem in check(changed("g", _3="NaN", _9="n/a")) if " say " in problem.text]
+    assert not found.stops and "2 of 40 rows say 'NaN', 'n/a' (train [3, 9])" in found.text
+    assert check(clean() | {"g": ["NA", "None", "nano", "zero"] * 10}) == []
+
+
+def test_a_class_that_training_lacks_is_told() -> None:
+    """It would be an output that nothing trains: the worst group of a crossing with the label is then at 0."""
+    (found,) = check(clean(), test=clean(8) | {"y": ["a", "b", "new", "c"] * 2})
+    assert (
+        not found.stops and "of 'new', 'c', which 4 of 8 rows of the test split are (test [2, 3, 6, 7])" in found.text
+    )
+    numbers = clean() | {"y": ["0", "1"] * 20}
+    assert not [one for one in check(numbers, test=clean(8) | {"y": [0, 1] * 4}) if "no training row" in one.text]
+    assert check(clean() | {"y": [0, 1] * 20}, test=clean(4) | {"y": [-1] * 4}, class_names={"y": ["p", "q"]}) == []
 
 
 def test_names_of_classes_are_looked_at_and_not_their_numbers() -> None:
@@ -157,6 +182,8 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     table = Table({"train": {"image": ["here.png", "there.png", "here.png", "gone.png"]}}, rows_of)
     (found,) = missing_files(table, "image", tmp_path)
     assert "2 of 4 files" in found.text and "'there.png' (train [1, 3])" in found.text
+    (found,) = missing_files(Table({"train": {"image": ["here.png", None, " "]}}, rows_of), "image", tmp_path)
+    assert found.stops and "2 of 3 rows name no file (train [1, 2])" in found.text
 
 
 # ---- Places ---------------------------------------------------------------------------------------------------------
@@ -190,3 +217,40 @@ def test_rows_without_lines() -> None:
     where = places_in_files({"train": Path("d.parquet")}, {"train": 3})
     assert where("train", [2]) == "train split, row 2" and where("test", [0, 1]) == "test split, rows 0, 1"
     assert listed(list("abcdefg"), 3) == "a, b, c and 4 more" and listed(["a"]) == "a"
+
+
+@pytest.mark.parametrize(
+    ("values", "remedy"),
+    [
+        ([0.0, 1.0], "Write them as whole numbers (1 for 1.0)"),
+        ([0.5, 1.0], "Cut numbers into classes"),
+        ([{"name": "a"}, {"name": "b"}], "what is nested"),
+        ([[0, 1], [1, 0]], "or a list, into columns of single values"),
+        ([date(2020, 1, 1), date(2021, 1, 1)], "Write them as texts"),
+    ],
+)
+@pytest.mark.parametrize("column", ["y", "g"])
+def test_what_cannot_name_a_class_or_group_is_told_with_what_to_do(
+    values: list[Any], remedy: str, column: str
+) -> None:
+    (found,) = check(clean() | {column: values * 20})
+    assert found.stops and "40 of 40 values are no integers, texts or bools" in found.text and remedy in found.text
+
+
+def test_a_label_that_is_nested_is_told_and_does_not_end_in_a_traceback(tmp_path: Path) -> None:
+    rows = {"label": [{"name": "a"}, {"name": "b"}] * 10, "place": ["x", "z"] * 10, "tags": [["x"], ["z"]] * 10}
+    path = write_jsonl(tmp_path / "d.jsonl", rows)
+    for column, groups in (("label", ["place"]), ("place", ["tags"])):
+        with pytest.raises(ValueError, match=r"20 of 20 values are no integers, texts or bools.*d.jsonl, lines 1, 2"):
+            load_checked(str(path), None, {"label_column": column}, GroupRobustConfig("out", group_column=groups))
+
+
+def test_splits_that_number_their_classes_differently_are_compared_by_name() -> None:
+    rows = {"g": ["x", "z"] * 20, "t": ["words"] * 40}
+    one = Dataset.from_dict({**rows, "y": [0, 1] * 20}).cast_column("y", ClassLabel(names=["a", "b"]))
+    two = Dataset.from_dict({**rows, "y": [1, 0] * 19 + [-1, 2]}).cast_column("y", ClassLabel(names=["b", "a", "c"]))
+    table = table_of({"train": one, "test": two}, ["y", "g"], rows_of)
+    assert table.splits["test"]["y"][:2] == ["a", "b"] and table.splits["train"]["y"][:2] == ["a", "b"]
+    missing, new = problems_of(table, "y", ["g"])
+    assert "1 of 40 rows have no value (test [38])" in missing.text
+    assert "no training row is of 'c', which 1 of 40 rows of the test split are (test [39])" in new.text

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
 from PIL import Image
@@ -11,6 +13,7 @@ from PIL import Image
 from hf_cgd.data.images import as_rgb
 from hf_cgd.data.sources import with_class_labels
 from hf_cgd.data.tables import read_table
+from hf_cgd.monitors import GroupRobustWarning
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,46 @@ def test_a_row_with_too_many_cells(tmp_path: Path) -> None:
     path.write_text("text,label\nhello, world,1\nbye, world,0\n")
     with pytest.raises(ValueError, match=r"expected 2 cells per row.*Put texts with commas in quotes"):
         read_table(path)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    """The reader of CSV would take the first for what is asked for; those of the other formats end in a traceback."""
+    (tmp_path / "d.csv").write_text("text,label,label\na,0,1\nb,1,0\n")
+    with pytest.raises(ValueError, match=r"got 'label' more than once in \['text', 'label', 'label'\]"):
+        read_table(tmp_path / "d.csv")
+    # The column of row numbers that pandas writes has no name.
+    (tmp_path / "e.csv").write_text(",text,\n0,a,x\n1,b,z\n")
+    assert read_table(tmp_path / "e.csv")["text"][:] == ["a", "b"]
+    (tmp_path / "d.jsonl").write_text('{"label": 0, "label": 1}\n')
+    table = pa.Table.from_arrays([pa.array([0, 1]), pa.array([1, 0])], names=["label", "label"])
+    pq.write_table(table, tmp_path / "d.parquet")
+    for name in ("d.jsonl", "d.parquet"):
+        with pytest.raises(ValueError, match=rf"{name}: expected a table .* cannot be read: .*label"):
+            read_table(tmp_path / name)
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_rows_that_a_quotation_mark_swallows_are_told(tmp_path: Path, separator: str) -> None:
+    path = tmp_path / ("d.csv" if separator == "," else "d.tsv")
+    rows = [["good film", "1", "hall"], ["bad film", "0", "street"]] * 10
+    rows[4] = ['"Never" a film', "1", "hall"]
+    lines = [separator.join(row) for row in [["text", "label", "place"], *rows]]
+    path.write_text("\n".join(lines))
+    assert len(read_table(path)) == 20
+    # As it stands in texts that nobody has quoted: the mark at the start of one ends at the next one.
+    lines[5], lines[9] = (
+        lines[row].replace('"Never" a', '"Never a').replace("good film", 'a "film"') for row in (5, 9)
+    )
+    path.write_text("\n".join(lines))
+    with pytest.warns(
+        GroupRobustWarning, match=r"3 lines that look like rows .* the first ones in row 4: a quotation"
+    ):
+        assert len(read_table(path)) == 16
+    # A text of several lines that is one.
+    lines[5] = separator.join(['"first line\nsecond, line\n\nlast"', "1", "hall"])
+    lines[9] = lines[1]
+    path.write_text("\n".join(lines))
+    assert len(read_table(path)) == 20
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,29 @@ def test_other_sizes_than_published_are_warned_of(tmp_path: Path) -> None:
     Counted(rows=3).load("demo")
 
 
+def test_other_splits_than_published_are_warned_of(tmp_path: Path) -> None:
+    class Counted(Hospitals):
+        @property
+        def info(self) -> TaskInfo:
+            return replace(super().info, split_counts={"train": 4})
+
+    Counted(rows=4).load(tmp_path)
+    with pytest.warns(GroupRobustWarning, match=r"have \{'train': 3\} rows; the published data has \{'train': 4\}"):
+        Counted(rows=3).load(tmp_path)
+    Counted(rows=3).load("demo")
+
+
+SIZES = {"waterbirds": 11_788, "celeba": 202_599, "civilcomments": 448_000, "camelyon17": 455_954}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_splits_are_all_rows_and_their_training_groups(name: str) -> None:
+    info = build_task(name).info
+    assert sum(info.split_counts.values()) == SIZES[name] and f"{SIZES[name]:,}" in info.size
+    assert set(info.split_counts) == set(info.splits)
+    assert info.train_counts is None or sum(info.train_counts.values()) == info.split_counts["train"]
+
+
 def test_names_that_are_not_known() -> None:
     with pytest.raises(ValueError, match="task must be one of 'colored_mnist', .* got 'mnist'"):
         build_task("mnist")

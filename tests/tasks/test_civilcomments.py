@@ -12,6 +12,9 @@ from hf_cgd.data.evaluation_groups import EvaluationGroups
 from hf_cgd.metrics import named_metrics
 from hf_cgd.tasks import load_task
 
+# The files that the tests write are small.
+pytestmark = pytest.mark.filterwarnings("ignore:The splits of")
+
 
 def test_labels_identities_and_comments_row_by_row(tmp_path: Path) -> None:
     table = raw.civilcomments_rows()

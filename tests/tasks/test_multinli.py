@@ -12,6 +12,9 @@ from made_files import nli_rows, write_jsonl
 from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.tasks import build_task, load_task, multinli, multinli_demo
 
+# The files that the tests write are small.
+pytestmark = pytest.mark.filterwarnings("ignore:The splits of")
+
 
 @pytest.mark.parametrize(
     ("sentence", "negated"),

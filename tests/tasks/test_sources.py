@@ -19,7 +19,7 @@ from hf_cgd.tasks import TASKS, load_task
 from hf_cgd.tasks.wilds_source import wilds_dataset
 
 # A miniature has other sizes than the published data, which is warned of.
-pytestmark = pytest.mark.filterwarnings("ignore:The training groups of")
+pytestmark = pytest.mark.filterwarnings("ignore:The (training groups|splits) of")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def test_the_four_groups_of_four_birds(tmp_path: Path) -> None:
     assert splits["train"]["img_filename"][:] == ["a.jpg", "b.jpg", "c.jpg", "d.jpg"]
 
 
-@pytest.mark.filterwarnings("ignore:The training groups of")
+@pytest.mark.filterwarnings("ignore:The (training groups|splits) of")
 def test_the_two_attributes_of_celeba(tmp_path: Path) -> None:
     table = raw.celeba_rows()
     splits, _ = load_task("celeba", raw.write_celeba(tmp_path, table))
@@ -45,7 +45,7 @@ def test_the_two_attributes_of_celeba(tmp_path: Path) -> None:
     assert splits["train"][0]["image"].size == (178, 218)
 
 
-@pytest.mark.filterwarnings("ignore:The training groups of")
+@pytest.mark.filterwarnings("ignore:The (training groups|splits) of")
 def test_the_folder_in_a_folder_of_kaggle_and_another_order_of_the_partition(tmp_path: Path) -> None:
     raw.write_celeba(tmp_path, images="img_align_celeba/img_align_celeba")
     partition = pd.read_csv(tmp_path / "list_eval_partition.csv").iloc[::-1]
