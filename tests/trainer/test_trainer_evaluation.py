@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from datasets import DatasetDict
 from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
-from transformers import EarlyStoppingCallback, EvalPrediction
+from transformers import EarlyStoppingCallback, EvalPrediction, Seq2SeqTrainingArguments
 
 from hf_cgd import GroupRobustTrainer, GroupRobustWarning
 from hf_cgd.trainer.example_results import CollectedResults
@@ -277,6 +277,26 @@ def test_an_evaluation_without_labels_says_that_it_measures_nothing(trainer: Bui
     with warnings.catch_warnings():
         warnings.simplefilter("error", GroupRobustWarning)
         run.predict(text_dataset(15).remove_columns("labels"))
+
+
+def test_a_last_batch_that_is_left_out_of_an_evaluation_is_told(trainer: Build) -> None:
+    run = trainer({"dataloader_drop_last": True, "per_device_eval_batch_size": 4}, eval_dataset=text_dataset(15))
+    with pytest.warns(GroupRobustWarning, match="drop_last=True leaves the last 3 of 15 rows out of the evaluation"):
+        metrics = run.evaluate()
+    assert metrics["eval_group_count/0"] + metrics["eval_group_count/1"] == 12
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GroupRobustWarning)
+        run.evaluate(text_dataset(16))
+
+
+def test_options_that_evaluations_here_do_not_follow(trainer: Build, tmp_path: Path) -> None:
+    with pytest.warns(GroupRobustWarning, match="load_best_model_at_end=True has no effect under eval_strategy='no'"):
+        trainer({"load_best_model_at_end": True, "save_strategy": "no"}, eval_dataset=text_dataset())
+    args = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, report_to=[], use_cpu=True)
+    with pytest.raises(
+        ValueError, match="predict_with_generate=True: evaluations do not generate texts here.*to False"
+    ):
+        GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset(), group_column="group")
 
 
 def test_a_column_to_evaluate_by_that_no_set_has_is_refused(trainer: Build) -> None:
