@@ -350,6 +350,8 @@ def test_limits_in_words() -> None:
     told = " ".join(limits(RunRecord("m", reports={"validation": report}, training={"load_best_model_at_end": True})))
     assert 'fewer than 100 examples were evaluated of "a";' in told and 'no examples were evaluated of "c".' in told
     assert "overlap: the gap may be chance" in told and "chosen among several by its numbers" in told
+    for step, told_of in ((3, True), (4, False)):
+        assert any("not of the last" in one for one in limits(RunRecord("m", kept_step=step, steps=4))) == told_of
     alike = replace(report, rows=(rows[1], replace(rows[1], name="d")))
     assert headline(alike) == "All groups that were evaluated have the same accuracy, 0.850."
     assert limits(RunRecord("m", reports={"validation": alike})) == limits(RunRecord("m", reports={"x": alike}))[-1:]
