@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.modelcard import TASK_MAPPING
 
 from hf_cgd.cards import DataFacts, ModelFacts
-from hf_cgd.models.outputs import class_names_of
+from hf_cgd.models.outputs import class_names_of, is_of_transformers
 from hf_cgd.objectives import KNOBS, OBJECTIVES, Objective
 from hf_cgd.trainer.config import GroupOptions
 
@@ -70,7 +70,9 @@ def model_facts(
     if task is None:
         task = "image-classification" if is_timm(inner) or "TimmWrapper" in kind else _task_of(kind)
     labels = class_names_of(inner) or list(class_names)
-    return ModelFacts(kind, library, task, base if finetuned_from or is_hub_id(base) else None, labels)
+    module = "transformers" if is_of_transformers(inner) else type(inner).__module__
+    module = "your_script" if module == "__main__" else module
+    return ModelFacts(kind, library, task, base if finetuned_from or is_hub_id(base) else None, labels, module)
 
 
 def is_timm(model: nn.Module) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tf
 import yaml
 from hub_server import card_errors
 from huggingface_hub import ModelCard
@@ -28,6 +29,7 @@ from hf_cgd.cards.words import headline, limits
 from hf_cgd.metrics import GroupRow
 from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.trainer.history import HISTORY_FILE
+from hf_cgd.trainer.run_facts import model_facts
 
 from .conftest import NAMES, build_trainer, named_groups
 
@@ -424,3 +426,46 @@ def test_only_evaluated_models_have_cards_too(tmp_path: Path) -> None:
     assert card_errors(text) == [] and "how it was trained is not known here" in text and "## Objective" not in text
     result = ModelCard(text).data.eval_results[0]
     assert (result.dataset_type, result.dataset_config, result.dataset_split) == ("user/data", "plain", "test[:400]")
+
+
+class OwnClassifier(tf.DistilBertForSequenceClassification):
+    """A class that no Auto class knows."""
+
+
+def with_adapter(network: nn.Module) -> nn.Module:
+    pytest.importorskip("peft")
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(network, LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True))
+
+
+BERT = dict(vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+GPT2 = dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+LOADED: dict[str, tuple[str, Any]] = {
+    "tokens": ("AutoModelForTokenClassification", lambda: tf.BertForTokenClassification(tf.BertConfig(**BERT))),
+    "answers": ("AutoModelForQuestionAnswering", lambda: tf.BertForQuestionAnswering(tf.BertConfig(**BERT))),
+    "words": ("AutoModelForCausalLM", lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2))),
+    "hidden words": ("BertForMaskedLM", lambda: tf.BertForMaskedLM(tf.BertConfig(**BERT))),
+    "choices": ("BertForMultipleChoice", lambda: tf.BertForMultipleChoice(tf.BertConfig(**BERT))),
+    "own": ("OwnClassifier", lambda: OwnClassifier(tiny_distilbert().config)),
+    "adapter": ("AutoPeftModelForCausalLM", lambda: with_adapter(tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)))),
+}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_what_a_card_says_loads_the_model_with_its_head(tmp_path: Path, name: str) -> None:
+    loader, build = LOADED[name]
+    model = build()
+    if name == "adapter":
+        (tmp_path / "base").mkdir()
+        model.get_base_model().save_pretrained(tmp_path / "base")
+        model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    model.save_pretrained(tmp_path)
+    record = RunRecord("m", model=model_facts(model))
+    text = model_card(record, card_data(record), repo_id=str(tmp_path))
+    code = text.split("```python\n")[1].split("```")[0]
+    lines = [line for line in code.splitlines() if not line.startswith("inputs = ")]
+    assert f"model = {loader}.from_pretrained(" in code
+    found: dict[str, Any] = {}
+    exec("\n".join(lines), found)
+    assert torch.equal(parameters_of(found["model"]), parameters_of(model))
