@@ -15,7 +15,7 @@ import yaml
 from hub_server import card_errors
 from huggingface_hub import ModelCard
 from packaging.version import Version
-from tiny import parameters_of, predicts_one_class, tiny_distilbert, with_lora
+from tiny import parameters_of, predicts_one_class, tiny_distilbert, with_adapters_at_work, with_lora
 from torch import nn
 from transformers import Trainer
 
@@ -432,11 +432,14 @@ class OwnClassifier(tf.DistilBertForSequenceClassification):
     """A class that no Auto class knows."""
 
 
-def with_adapter(network: nn.Module) -> nn.Module:
+def with_adapter(folder: Path) -> nn.Module:
     pytest.importorskip("peft")
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(network, LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True))
+    tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)).save_pretrained(folder / "base")
+    base = tf.GPT2LMHeadModel.from_pretrained(folder / "base")
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True)
+    return with_adapters_at_work(get_peft_model(base, config), std=0.1)
 
 
 BERT = dict(vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
@@ -448,18 +451,14 @@ LOADED: dict[str, tuple[str, Any]] = {
     "hidden words": ("BertForMaskedLM", lambda: tf.BertForMaskedLM(tf.BertConfig(**BERT))),
     "choices": ("BertForMultipleChoice", lambda: tf.BertForMultipleChoice(tf.BertConfig(**BERT))),
     "own": ("OwnClassifier", lambda: OwnClassifier(tiny_distilbert().config)),
-    "adapter": ("AutoPeftModelForCausalLM", lambda: with_adapter(tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)))),
+    "adapter": ("AutoPeftModelForCausalLM", None),
 }
 
 
 @pytest.mark.parametrize("name", LOADED)
 def test_what_a_card_says_loads_the_model_with_its_head(tmp_path: Path, name: str) -> None:
     loader, build = LOADED[name]
-    model = build()
-    if name == "adapter":
-        (tmp_path / "base").mkdir()
-        model.get_base_model().save_pretrained(tmp_path / "base")
-        model.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    model = with_adapter(tmp_path) if build is None else build()
     model.save_pretrained(tmp_path)
     record = RunRecord("m", model=model_facts(model))
     text = model_card(record, card_data(record), repo_id=str(tmp_path))
