@@ -464,7 +464,7 @@ def test_what_a_card_says_loads_the_model_with_its_head(tmp_path: Path, name: st
     text = model_card(record, card_data(record), repo_id=str(tmp_path))
     code = text.split("```python\n")[1].split("```")[0]
     lines = [line for line in code.splitlines() if not line.startswith("inputs = ")]
-    assert f"model = {loader}.from_pretrained(" in code
+    assert f"model = {loader}.from_pretrained(" in code and record.model.task is not None
     found: dict[str, Any] = {}
     exec("\n".join(lines), found)
     assert torch.equal(parameters_of(found["model"]), parameters_of(model))
