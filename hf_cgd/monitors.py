@@ -168,8 +168,8 @@ class PresenceMonitor:
         needed, self._needed = self._needed, 0
         if self._most == 1:
             story = (
-                "examples of one group alone. Its weight cancels out then, so that this is plain training, and not "
-                f"objective={self.objective!r}"
+                "examples of one group alone. Its weight cancels out then and does not move, so that this is training "
+                f"without group weights, and not objective={self.objective!r}"
             )
         else:
             story = (

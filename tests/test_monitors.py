@@ -76,8 +76,8 @@ def test_the_one_class_warning_names_the_class_and_knows_a_model_that_guesses(
 @pytest.mark.parametrize(
     ("objective", "held", "story"),
     [
-        (GroupDRO(step_size=0.1), 1, "one group alone.*plain training, and not objective='group_dro'"),
-        (ERMUW(), 1, "one group alone.*plain training, and not objective='erm_uw'"),
+        (GroupDRO(step_size=0.1), 1, "one group alone.*without group weights, and not objective='group_dro'"),
+        (ERMUW(), 1, "one group alone.*without group weights, and not objective='erm_uw'"),
         (CGD(step_size=0.1), 2, "at most 2 of the 3 groups, and objective='cgd' needs 3.*this is Group-DRO"),
         (CGD(step_size=0.1, cross_terms="consensus"), 2, "objective='cgd' needs 3.*this is Group-DRO"),
         (GroupDRO(step_size=0.1, absent_groups="zero_loss"), 1, None),
