@@ -13,7 +13,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import hf_cgd
-from hf_cgd.cli.parser import TRACEBACK, did_you_mean, wants_traceback
+from hf_cgd.cli.parser import TRACEBACK, wants_traceback
+from hf_cgd.visible_text import did_you_mean
 
 
 class Command(NamedTuple):

@@ -138,6 +138,52 @@ class PenaltyMonitor:
             )
 
 
+class PresenceMonitor:
+    """Warns once when the steps of a whole window held too few groups for the objective to do what it is named for.
+
+    Args:
+        objective: what it is called in the message.
+        num_groups: K.
+        lone_weight_cancels: whether the weight of a group that is alone in a step has no effect.
+        wanted: how many groups a step has to hold to be another one than Group-DRO's.
+    """
+
+    def __init__(self, objective: str, num_groups: int, lone_weight_cancels: bool, wanted: int) -> None:
+        self.objective = objective
+        self.num_groups = num_groups
+        # With two groups in all nothing is to be had by other batches.
+        self._needed = max(2 if lone_weight_cancels else 0, wanted if num_groups > 2 else 0)
+        self._most = 0
+        """The most groups that a step of the window held."""
+        self._lacking = 0
+
+    def observe(self, present: int) -> None:
+        """Take note of how many groups have examples in one more optimizer step."""
+        if not present:
+            return
+        self._lacking = 0 if present >= self._needed else self._lacking + 1
+        self._most = max(self._most, present) if self._lacking else 0
+        if self._lacking < WINDOW:
+            return
+        needed, self._needed = self._needed, 0
+        if self._most == 1:
+            story = (
+                "examples of one group alone. Its weight cancels out then and does not move, so that this is training "
+                f"without group weights, and not objective={self.objective!r}"
+            )
+        else:
+            story = (
+                f"at most {self._most} of the {self.num_groups} groups, and objective={self.objective!r} needs "
+                f"{needed} in a step to do anything of its own: this is Group-DRO"
+            )
+        warnings.warn(
+            f"{WINDOW} optimizer steps on end held {story}. Use a larger batch, gradient accumulation, or "
+            "group_sampling='balanced'.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
+
+
 def warn_if_one_class(
     predictions: np.ndarray,
     labels: np.ndarray,

@@ -2,7 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 _HIDDEN = re.compile(
@@ -31,6 +32,15 @@ def visible_name(name: str) -> str:
 def quoted_name(name: str) -> str:
     """A name for a sentence or a list: `visible_name` in quotes, so that a comma in it does not end it."""
     return '"' + visible_name(name).replace('"', '\\"') + '"'
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The question " Did you mean x?" for the known name that is most like this one, "" where none is.
+
+    `cutoff` in [0, 1] says how alike it has to be.
+    """
+    found = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {found[0]}?" if found else ""
 
 
 def width(text: str) -> int:

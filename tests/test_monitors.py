@@ -1,12 +1,14 @@
 """Weights that swing or saturate give one warning each, healthy ones none."""
 
+import re
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from hf_cgd import GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning
+from hf_cgd import CGD, ERM, ERMUW, GroupDRO, GroupInfo, GroupRobustLoss, GroupRobustWarning, Objective
 from hf_cgd.monitors import WINDOW, WeightMonitor, warn_if_one_class
 
 
@@ -69,3 +71,44 @@ def test_the_one_class_warning_names_the_class_and_knows_a_model_that_guesses(
         warn_if_one_class(
             predictions, labels, 0.1, 0.2, losses=losses, class_names=["hateful", "fine"], has_learned=has_learned
         )
+
+
+@pytest.mark.parametrize(
+    ("objective", "held", "story"),
+    [
+        (GroupDRO(step_size=0.1), 1, "one group alone.*without group weights, and not objective='group_dro'"),
+        (ERMUW(), 1, "one group alone.*without group weights, and not objective='erm_uw'"),
+        (CGD(step_size=0.1), 2, "at most 2 of the 3 groups, and objective='cgd' needs 3.*this is Group-DRO"),
+        (CGD(step_size=0.1, cross_terms="consensus"), 2, "objective='cgd' needs 3.*this is Group-DRO"),
+        (GroupDRO(step_size=0.1, absent_groups="zero_loss"), 1, None),
+        (CGD(step_size=0.1, scaling="gradient"), 2, None),
+        (CGD(step_size=0.1, self_term="split_half"), 2, None),
+        (CGD(step_size=0.1, exponent=1.0), 2, None),
+        (CGD(step_size=0.1), 3, None),
+        (CGD(step_size=0.1, cross_terms="consensus"), 3, None),
+    ],
+)
+def test_steps_that_lack_groups_make_another_run_of_it(objective: Objective, held: int, story: str | None) -> None:
+    """Against a twin: a run that is warned of is that of plain training or of Group-DRO, any other one is not."""
+
+    def run(objective: Objective) -> tuple[Tensor, list[str]]:
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.ones(3))
+        robust_loss = GroupRobustLoss(objective, GroupInfo(["a", "b", "c"], [5, 5, 5]), [weight])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(2 * WINDOW):
+                ids = (torch.arange(6) % held + step) % 3
+                inputs = torch.randn(6, 3)
+                weight.grad = None
+                robust_loss((inputs @ weight - ids).square(), ids).backward()
+                with torch.no_grad():
+                    weight -= 0.01 * weight.grad
+        return weight.detach(), [str(warning.message) for warning in caught if "steps on end" in str(warning.message)]
+
+    weight, messages = run(objective)
+    twin, _ = run(ERM() if held == 1 else GroupDRO(step_size=0.1))
+    assert torch.allclose(weight, twin, atol=1e-5) == (story is not None)
+    assert len(messages) == (story is not None)
+    if story is not None:
+        assert re.search(story, messages[0]) and "group_sampling='balanced'" in messages[0]

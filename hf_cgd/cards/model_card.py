@@ -24,9 +24,12 @@ OVERALL = {
     "worst_group_perplexity": "Worst group, perplexity (lower is better)",
 }
 """What the numbers over all groups are called; others go by their own name."""
-LOADERS = {"text-classification": ("AutoModelForSequenceClassification", "AutoTokenizer"),
-           "image-classification": ("AutoModelForImageClassification", "AutoImageProcessor")}  # fmt: skip
-"""Classes of transformers that load a model and what makes its inputs, by task."""
+LOADERS = {"text-classification": ("ForSequenceClassification", "AutoTokenizer"),
+           "token-classification": ("ForTokenClassification", "AutoTokenizer"),
+           "question-answering": ("ForQuestionAnswering", "AutoTokenizer"),
+           "text-generation": ("ForCausalLM", "AutoTokenizer"),
+           "image-classification": ("ForImageClassification", "AutoImageProcessor")}  # fmt: skip
+"""By task, the end of the names of what loads a model with its head, and what makes its inputs."""
 
 
 def model_card(
@@ -135,12 +138,15 @@ def _loading(record: RunRecord, repo_id: str) -> list[str]:
     if model.library == "timm":
         lines = ["import timm", "", f'model = timm.create_model("hf-hub:" + {where}, pretrained=True).eval()']
     elif model.library == "peft":
-        kind = "AutoPeftModelForSequenceClassification" if model.task == "text-classification" else "AutoPeftModel"
+        head, inputs = LOADERS.get(model.task or "", ("", ""))
+        kind = f"AutoPeftModel{head if inputs == 'AutoTokenizer' else ''}"
         lines = [f"from peft import {kind}", "", f"model = {kind}.from_pretrained({where})"]
     elif model.library == "transformers":
-        kind, inputs = LOADERS.get(model.task or "", ("AutoModel", ""))
+        head, inputs = LOADERS.get(model.task or "", ("", "")) if model.module == "transformers" else ("", "")
+        # AutoModel would load the body alone.
+        kind = f"AutoModel{head}" if head else model.kind
         names = ", ".join(name for name in (kind, inputs) if name)
-        lines = [f"from transformers import {names}", "", f"model = {kind}.from_pretrained({where})"]
+        lines = [f"from {model.module} import {names}", "", f"model = {kind}.from_pretrained({where})"]
         lines += [f"inputs = {inputs}.from_pretrained({where})"] if inputs else []
     else:
         lines = ["from huggingface_hub import hf_hub_download", "from safetensors.torch import load_file", "",

@@ -32,6 +32,7 @@ class ModelFacts:
         task: "text-classification", "image-classification", …; None where it is not known.
         base_model: what it was fine-tuned from, an id on the Hub; None where it is not known.
         labels: names of the classes; () where there are none.
+        module: where its class is imported from.
     """
 
     kind: str = ""
@@ -39,6 +40,7 @@ class ModelFacts:
     task: str | None = None
     base_model: str | None = None
     labels: Sequence[str] = ()
+    module: str = "transformers"
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def limits(record: RunRecord) -> list[str]:
     found += list(record.data.cautions)
     if not record.reports:
         found.append("No group of this model has been evaluated yet.")
-    if record.kept_step is not None:
+    if record.kept_step is not None and record.kept_step != record.steps:
         of = "" if record.steps is None else f" of {record.steps:,}"
         found.append(f"The model, and its group weights, are those of step {record.kept_step:,}{of}, not of the last.")
         if gives_one_class(record.history, record.kept_step):

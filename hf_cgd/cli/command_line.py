@@ -15,9 +15,10 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from hf_cgd.cli.parser import did_you_mean, wants_traceback
+from hf_cgd.cli.parser import wants_traceback
 from hf_cgd.cli.recipe_parser import RecipeParser
 from hf_cgd.trainer.config import GroupRobustConfig
+from hf_cgd.visible_text import did_you_mean
 
 
 @dataclass

@@ -3,9 +3,10 @@
 import argparse
 import os
 import re
-from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any, NoReturn
+
+from hf_cgd.visible_text import did_you_mean
 
 TRACEBACK = "HF_CGD_TRACEBACK"
 """Environment variable: set, errors show where they come from instead of their message alone."""
@@ -14,12 +15,6 @@ TRACEBACK = "HF_CGD_TRACEBACK"
 def wants_traceback() -> bool:
     """Whether errors are to show where they come from."""
     return os.environ.get(TRACEBACK, "0").lower() not in ("", "0", "false")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The question " Did you mean x?" for the known name that is most like this one, "" where none is."""
-    found = get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" Did you mean {found[0]}?" if found else ""
 
 
 class OneLineParser(argparse.ArgumentParser):

@@ -6,7 +6,7 @@ from textwrap import fill
 from typing import Any
 
 from hf_cgd.cli.own_data_options import GROUP_OPTIONS, KINDS, TRAINING_OPTIONS, WIDTH
-from hf_cgd.cli.parser import did_you_mean
+from hf_cgd.visible_text import did_you_mean
 
 EXAMPLES = {
     "text": (

@@ -14,6 +14,7 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, Subset
 
 from hf_cgd.data.rows import names_in, undisturbed, value_of
+from hf_cgd.visible_text import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -191,10 +192,11 @@ def require_columns(dataset: Any, columns: Sequence[str], option: str, where: st
     missing = [name for name in columns if name not in names]
     if missing:
         hidden = [name for name in missing if name in (getattr(dataset, "column_names", None) or ())]
+        meant = "" if hidden else "".join(did_you_mean(name, names, cutoff=0.75) for name in missing)
         hint = f" (set_format hides {hidden}: call dataset.reset_format() or list them)" if hidden else ""
         raise ValueError(
-            f"{option}: expected a column {', '.join(map(repr, missing))} in the {where}, which has {names}{hint}. "
-            f"{advice}"
+            f"{option}: expected a column {', '.join(map(repr, missing))} in the {where}, which has {names}{hint}."
+            f"{meant} {advice}"
         )
 
 

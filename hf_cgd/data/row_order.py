@@ -53,7 +53,7 @@ class RowOrder:
         known: np.ndarray = ids[present]
         labels = self._labels_in(batch)
         own = [next((value_of(r, n) for n in self.labels if r is not None and has_value(r, n)), None) for r in rows]
-        if size == 1 < len(known) and is_joined(labels, own):
+        if size == 1 < len(known) and (is_joined(labels, own) or self._joins_inputs(rows, batch)):
             raise ValueError(
                 f"The collator {self._name} joins the {len(known)} rows of a batch into one, which would count as one "
                 "example. Expected a row for each example: take a collator that pads."
@@ -84,6 +84,15 @@ class RowOrder:
             if listed and getattr(value, "ndim", 1) > 0:
                 return len(value)
         return None
+
+    def _joins_inputs(self, rows: Sequence[Any], batch: Mapping[str, Any]) -> bool:
+        """Whether something in the batch is as long as what all rows have under its name."""
+        there = [row for row in rows if row is not None]
+        return any(
+            is_joined(value, [value_of(row, name) for row in there])
+            for name, value in batch.items()
+            if all(has_value(row, name) for row in there)
+        )
 
     def _decide(
         self,

@@ -17,6 +17,8 @@ from hf_cgd.monitors import GroupRobustWarning
 
 MOST_COMBINATIONS = 10_000
 """Combinations of classes that are looked through for the names of a stream's groups."""
+SHOWN_GROUPS = 20
+"""Groups that a message lists."""
 IGNORED = -100
 """The label of an example that has no class."""
 
@@ -79,10 +81,11 @@ def training_groups(
     labelled = "" if counts == groups.counts else " with a label"
     small = [f"{n} ({c})" for n, c in zip(groups.names, counts or (), strict=False) if c < max(min_group_size, 1)]
     if small:
+        more = f" and {len(small) - SHOWN_GROUPS:,} more" if len(small) > SHOWN_GROUPS else ""
         raise ValueError(
             f"Every training group needs at least {max(min_group_size, 1)} examples{labelled}, but these have fewer: "
-            f"{', '.join(small[:20])}. Check the group column(s) {list(columns)} for typing errors or ids, "
-            "merge or drop small groups, or lower min_group_size."
+            f"{', '.join(small[:SHOWN_GROUPS])}{more}. Check the group column(s) {list(columns)} for typing errors or "
+            "ids, merge or drop small groups, or lower min_group_size."
         )
     if len(groups) == 1:
         warnings.warn(

@@ -47,6 +47,24 @@ def owned_parameters(model: nn.Module, parameters: Sequence[nn.Parameter]) -> di
     return owned
 
 
+def modules_around(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[nn.Module]:
+    """The modules around the first of the scope that are partly frozen and train nothing outside of it, outer first.
+
+    Adapters lie beside residual connections, which pass their first input by. The input of their block is passed by
+    nothing.
+    """
+    scope, holding = {id(parameter) for parameter in parameters}, owned_parameters(model, parameters)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parts = next((name for name, module in modules.items() if module in holding), "").split(".")
+    found = []
+    for place in range(len(parts)):
+        module = modules[".".join(parts[:place])]
+        trained = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+        if trained <= scope and len(trained) < sum(1 for _ in module.parameters()):
+            found.append(module)
+    return found
+
+
 def scalar_with_gradients(value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
     """A scalar with that `value` whose gradients with respect to the `tensors` are the given ones; usable once."""
     return _WithGradients.apply(value.detach() if value.requires_grad else value, list(gradients), *tensors)

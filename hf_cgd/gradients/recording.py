@@ -29,6 +29,8 @@ class CallRecorder:
         graph_is_kept: whether rules may take gradients through the graph of the forward pass. They do where a second
             run of a module would not be safe.
         followers: modules outside of the scope whose calls are noted as well, once the scope has been entered.
+        around: modules around the first one, outer first; the cut is what flows into the first of them that has a
+            gradient for its input, or else into the scope's first module.
 
     Attributes:
         rules: the rule of each module, chosen at its first call.
@@ -37,14 +39,20 @@ class CallRecorder:
     """
 
     def __init__(
-        self, modules: Iterable[nn.Module], graph_is_kept: bool = True, followers: Iterable[nn.Module] = ()
+        self,
+        modules: Iterable[nn.Module],
+        graph_is_kept: bool = True,
+        followers: Iterable[nn.Module] = (),
+        around: Iterable[nn.Module] = (),
     ) -> None:
         self.rules: dict[nn.Module, LayerRule] = {}
         self.followers = dict.fromkeys(followers)
         self._modules = list(modules)
+        self._around = list(around)
         self._graph_is_kept = graph_is_kept
         self._hooked: set[nn.Module] = set()
         self._hooks = as_hook(self._begin), as_hook(self._note)
+        self._enter_hook = as_hook(self._enter)
         self._start_over()
 
     def _start_over(self) -> None:
@@ -62,6 +70,8 @@ class CallRecorder:
         self._hooked = {module for module in modules if module._forward_hooks or module._forward_pre_hooks}
         (begin, note), hooks = self._hooks, []
         try:
+            for module in self._around:
+                hooks.append(module.register_forward_pre_hook(self._enter_hook, with_kwargs=True))
             for module in modules:
                 hooks.append(module.register_forward_pre_hook(begin, with_kwargs=True))
                 hooks.append(module.register_forward_hook(note, with_kwargs=True))
@@ -77,13 +87,17 @@ class CallRecorder:
         self.calls, self.cut = [], None
         return calls, cut
 
+    def _enter(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self.cut is None and not self._begun and torch.is_grad_enabled():
+            self.cut = Cut.of((arguments, keywords))
+
     def _begin(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
             return
         if not self._begun:
             if module in self.followers:
                 return
-            self.cut = Cut.of((arguments, keywords))
+            self.cut = self.cut or Cut.of((arguments, keywords))
         rule = self.rules.get(module)
         parent = self._running[-1].number if self._running else None
         may_run_again = rule is None or rule.runs_again

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import pearsonr
 
-from hf_cgd.data.training_groups import IGNORED
+from hf_cgd.data.training_groups import IGNORED, SHOWN_GROUPS
 from hf_cgd.metrics.custom_metrics import lower_is_better_by_name, says_direction
 from hf_cgd.metrics.group_rows import rows_of_groups
 from hf_cgd.metrics.intervals import wilson_interval
@@ -181,7 +181,11 @@ def warn_of_empty(group_names: Sequence[str], present: Mapping[str, Any]) -> Non
     """Warn of groups without evaluated examples, where others have some."""
     empty = [name for name in group_names if name not in present]
     if present and empty:
-        _warn(f"No examples of the group(s) {empty} were evaluated; they are left out of the group metrics.")
+        shown = f"{list(present)[:SHOWN_GROUPS]}"[:-1] + (", …]" if len(present) > SHOWN_GROUPS else "]")
+        _warn(
+            f"No examples of the group(s) {empty} were evaluated; they are left out of the group metrics. Those that "
+            f"were: {shown}."
+        )
 
 
 def require_finite(metrics: dict[str, float]) -> dict[str, float]:

@@ -28,13 +28,16 @@ def num_outputs_of(model: nn.Module | None) -> int | None:
     """Number of classes or of regression targets of a network, None where it does not say.
 
     The config of a class of one's own may be that of its encoder, so its `num_labels` counts only where the network
-    ends in a linear layer of that size.
+    ends in a linear layer of that size. A network that chooses among the answers that an example brings reads no
+    `num_labels`.
     """
     declared = getattr(getattr(model, "config", None), "num_labels", None)
     own = getattr(model, "num_classes", None)
     if model is None or not declared:
         return own
     network = without_wrappers(model)
+    if any(kind.__name__.endswith("ForMultipleChoice") for kind in type(network).__mro__):
+        return None
     if is_of_transformers(model):
         return declared
     sizes = [layer.out_features for layer in network.modules() if isinstance(layer, nn.Linear)]

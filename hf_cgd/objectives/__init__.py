@@ -12,6 +12,7 @@ from hf_cgd.objectives.erm import ERM, ERMUW
 from hf_cgd.objectives.group_dro import GroupDRO
 from hf_cgd.objectives.irm import IRM
 from hf_cgd.objectives.pgi import PGI
+from hf_cgd.visible_text import did_you_mean
 
 OBJECTIVES: dict[str, type[Objective]] = {cls.name: cls for cls in (ERM, ERMUW, GroupDRO, CGD, PGI, IRM, CORAL)}
 
@@ -33,7 +34,7 @@ def objective_named(name: str) -> type[Objective] | Objective:
     if not colon or not module or not attribute:
         raise ValueError(
             f"objective must be one of {', '.join(map(repr, OBJECTIVES))}, or the import path of your own "
-            f"('my_package.module:MyObjective'), got {name!r}."
+            f"('my_package.module:MyObjective'), got {name!r}.{did_you_mean(name.lower(), OBJECTIVES)}"
         )
     try:
         found = getattr(import_module(module), attribute)
@@ -67,9 +68,11 @@ def build_objective(name: str, knobs: Mapping[str, Any] | None = None) -> Object
     given = {knob: value for knob, value in (knobs or {}).items() if value is not None}
     foreign = [knob for knob in given if knob not in own]
     if foreign:
+        users = [known for known, kind in OBJECTIVES.items() if set(foreign) <= {f.name for f in fields(kind)}]
+        of_others = f" ({', '.join(map(repr, users))} {'has' if len(users) == 1 else 'have'} it.)" if users else ""
         raise ValueError(
             f"objective={name!r} has no option {', '.join(map(repr, foreign))}; it has "
-            f"{', '.join(own) if own else 'none'}. Remove the option or choose another objective."
+            f"{', '.join(own) if own else 'none'}.{of_others} Remove the option or choose another objective."
         )
     return found if isinstance(found, Objective) else found(**given)
 

@@ -189,6 +189,10 @@ class Objective:
         """Whether `next_weights` raises a ValueError for a negative group loss."""
         return False
 
+    def groups_wanted(self, num_groups: int) -> int:
+        """How many of the groups a step has to hold: with fewer its weights move as those of Group-DRO do."""
+        return 0
+
     def knobs(self) -> dict[str, Any]:
         """Its options by name."""
         return {knob.name: getattr(self, knob.name) for knob in fields(self)}

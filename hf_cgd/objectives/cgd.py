@@ -111,6 +111,16 @@ class CGD(AdaptiveObjective):
         """`interaction_momentum`."""
         return self.interaction_momentum
 
+    def groups_wanted(self, num_groups: int) -> int:
+        """See `Objective`: all under "consensus"; three where the cross term of two cancels and leaves the losses."""
+        if self.variant == "reference" or self.absent_groups == "zero_loss" or self.scaling == "gradient":
+            return 0
+        if self.interaction_momentum > 0:
+            return 0
+        if self.cross_terms == "consensus":
+            return num_groups
+        return 3 if self.self_term == "one" and self.exponent == 0.5 else 0
+
     @property
     def moves_by_losses(self) -> bool:
         """As the factors (l_i l_j)^p of equation 5. Not in equation 3, nor for p = 0.

@@ -11,7 +11,7 @@ from hf_cgd.arithmetic import HOST, Arithmetic
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.gradients import GradientEngine, GroupGradients, PerGroupEngine
-from hf_cgd.monitors import NONFINITE, NonFinite
+from hf_cgd.monitors import NONFINITE, NonFinite, PresenceMonitor
 from hf_cgd.objectives import GroupStatistics, Objective
 from hf_cgd.objectives.base import require_one_of
 from hf_cgd.robust_loss.batch_groups import BatchGroups
@@ -125,6 +125,7 @@ class GroupRobustLoss:
             self.objective, self._arithmetic, self._communication, self._engine, self._state.averages
         )
         self._checks = build_checks(self.groups, self.nonfinite, self._arithmetic)
+        self._presence = self._watched_groups()
         self._scalar = StepScalar(
             self.objective, self.groups, self._window, self._arithmetic, self._communication, self.weights_enter
         )
@@ -338,10 +339,23 @@ class GroupRobustLoss:
         self._window.add(sums)
         return self._estimator.add(losses, groups, self._window, scale)
 
+    def _watched_groups(self) -> PresenceMonitor | None:
+        """What watches how many groups the steps hold; None without weights, and where nobody may look."""
+        alpha = self._state.alpha
+        if alpha is None or not self.knows_groups or len(self.groups) < 2:
+            return None
+        alone = torch.arange(len(self.groups)) == 0
+        objective = self.objective
+        cancels = objective.weighs_group_means and objective.coefficients(alpha.cpu(), alone)[0].item() == 1
+        wanted = objective.groups_wanted(len(self.groups))
+        return PresenceMonitor(objective.name, len(self.groups), cancels, wanted)
+
     def _move_weights(self, scale: Scale) -> None:
         state = self._state
         if state.alpha is None:
             return
+        if self._presence is not None:
+            self._presence.observe(len(self._window.present))
         estimate = self._estimator.estimate(self._window, scale)
         looks = self._arithmetic.reads_values
         bad = None if looks and estimate.is_finite() else estimate.not_finite()

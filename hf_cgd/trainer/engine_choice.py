@@ -34,7 +34,7 @@ from hf_cgd.trainer.config import options_of
 from hf_cgd.trainer.example_weights import ExampleWeights
 from hf_cgd.trainer.forward import GroupForward
 from hf_cgd.trainer.group_setup import GroupSetup
-from hf_cgd.trainer.sharding import is_sharded, require_supported, require_that_fsdp_runs
+from hf_cgd.trainer.sharding import is_compiled, is_sharded, require_supported, require_that_fsdp_runs
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class EngineChoice:
             return self.tensor_hooks
         self.tensor_hooks = None
         # A model may come compiled as well, whole or in parts.
-        compiled = self._args.torch_compile or next(compiled_parts(model), None) is not None
+        compiled = is_compiled(self._args, accelerator) or next(compiled_parts(model), None) is not None
         if compiled:
             _prepare_for_compiled_code()
         parameters = self._named_scope(model)

@@ -30,6 +30,7 @@ from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.config import GroupOptions
 from hf_cgd.trainer.evaluation import GroupEvaluation
+from hf_cgd.trainer.evaluation_options import warn_of_no_evaluation
 from hf_cgd.trainer.example_results import CollectedResults, EvaluationMetrics, ExampleResults
 from hf_cgd.trainer.forward import GroupForward
 from hf_cgd.trainer.group_setup import GroupSetup
@@ -123,11 +124,12 @@ class EvaluatingTrainer(Trainer):
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
         self._warn_of_unlabelled(output, description, metric_key_prefix)
+        results = collected.arrays()
         keeps_loss = self._forward.trains_own_loss or self._has_own_loss
         wanted = self.args.metric_for_best_model
         by_tokens, own_metrics = self._forward.by_tokens, names_of(self._own_metrics, [""])
         self.group_evaluation.finish(
-            output, collected.arrays(), metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens,
+            output, results, metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens,
             own_metrics,
         )  # fmt: skip
         if self.is_in_train:
@@ -141,10 +143,16 @@ class EvaluatingTrainer(Trainer):
             return
         warnings.warn(
             f"The evaluation dataset has no labels, so nothing of it was measured: expected {self.label_names} in its "
-            "batches. Keep the column of the targets ('labels' or 'label'), or call predict().",
+            f"batches. {self._keep_labels}, or call predict().",
             GroupRobustWarning,
             stacklevel=2,
         )
+
+    @property
+    def _keep_labels(self) -> str:
+        if self._forward.head.of_tokens:
+            return "Keep these columns, or have the collator make them"
+        return "Keep the column of the targets ('labels' or 'label')"
 
     @contextmanager
     def _steps_with_results(self, dataset: Any) -> Iterator[CollectedResults]:
@@ -266,6 +274,8 @@ class EvaluatingTrainer(Trainer):
             is_last_call: whether the user can no longer assign a `compute_metrics` of other names.
         """
         wanted, evaluation = self.args.metric_for_best_model, self._setup.evaluation
+        if not is_last_call:
+            warn_of_no_evaluation(self.args)
         direction = None if wanted is None else direction_of(wanted, self._own_metrics)
         if direction is not None:
             self.args.greater_is_better = direction

@@ -56,12 +56,13 @@ class OwnLoss:
         if found is None or found.same:
             return
         self.differs = True
-        what = f"The model's own loss ({found.own:.4g}) is not the mean loss of its examples ({found.ours:.4g})."
+        what = f"The model's own loss ({found.own:.6g}) is not the mean loss of its examples ({found.ours:.6g})."
         if replaced:
             consequence = (
                 f"objective={objective!r} weighs the losses of single examples, so it trains and reports the latter: "
-                "weights of classes or a margin inside the model have no effect. To train your loss, pass "
-                "compute_loss_func(outputs, labels, num_items_in_batch=None), which returns one loss per example."
+                "weights of classes, a margin or an auxiliary loss (of experts) inside the model have no effect. To "
+                "train your loss, pass compute_loss_func(outputs, labels, num_items_in_batch=None), which returns one "
+                "loss per example; a term of the whole batch is added in a subclass, to super().compute_loss(...)."
             )
         else:
             consequence = (

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, TrainingArguments
 from transformers.modelcard import TASK_MAPPING
 
 from hf_cgd.cards import DataFacts, ModelFacts
-from hf_cgd.models.outputs import class_names_of
+from hf_cgd.models.outputs import class_names_of, is_of_transformers
 from hf_cgd.objectives import KNOBS, OBJECTIVES, Objective
 from hf_cgd.trainer.config import GroupOptions
 
@@ -40,6 +40,8 @@ OF_THE_MACHINE = re.compile(
     r"(hub|trackio|log|ddp|dataloader)_(?!drop_last).*|.*token.*|use_cpu|skip_memory_metrics"
 )
 """Training options that say where and how a run was done, not what was trained; they stand in no card."""
+MORE_TASKS = {"ForVideoClassification": "video-classification", "ForMultipleChoice": "multiple-choice"}
+"""Tasks of the Hub that transformers does not list, by the end of the class's name."""
 HUB_FILE = re.compile(r"hf://datasets/([^/@]+/[^/@]+|[^/@]+)@")
 """How `datasets` names the files that a data set was read from on the Hub."""
 
@@ -68,9 +70,11 @@ def model_facts(
     base = finetuned_from if finetuned_from is not None else named
     kind = type(inner).__name__
     if task is None:
-        task = "image-classification" if is_timm(inner) or "TimmWrapper" in kind else _task_of(kind)
+        task = "image-classification" if is_timm(inner) or "TimmWrapper" in kind else _task_of(type(inner))
     labels = class_names_of(inner) or list(class_names)
-    return ModelFacts(kind, library, task, base if finetuned_from or is_hub_id(base) else None, labels)
+    module = "transformers" if is_of_transformers(inner) else type(inner).__module__
+    module = "your_script" if module == "__main__" else module
+    return ModelFacts(kind, library, task, base if finetuned_from or is_hub_id(base) else None, labels, module)
 
 
 def is_timm(model: nn.Module) -> bool:
@@ -155,11 +159,18 @@ def write_timm_config(model: nn.Module, class_names: Sequence[str], folder: str 
     _hub.save_config_for_hf(model, path, model_config=names)
 
 
-def _task_of(kind: str) -> str | None:
+def _task_of(network: type) -> str | None:
+    """That of a class, or of the first of its bases that has one."""
     mapping: Any = TASK_MAPPING
-    for task, classes in mapping.items():
-        if kind in classes.values() or any(kind in names for names in classes.values() if isinstance(names, tuple)):
-            return str(task)
+    for kind in (one.__name__ for one in network.__mro__):
+        for task, classes in mapping.items():
+            if kind in classes.values() or any(
+                kind in names for names in classes.values() if isinstance(names, tuple)
+            ):
+                return str(task)
+        for end, task in MORE_TASKS.items():
+            if kind.endswith(end):
+                return task
     return None
 
 

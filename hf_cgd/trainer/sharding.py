@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, DynamoBackend
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 from torch.distributed.tensor import DTensor
@@ -18,6 +18,12 @@ def is_sharded(model: nn.Module, accelerator: Accelerator) -> bool:
     """Whether FSDP or DeepSpeed shards the parameters, or a call of `fully_shard` has done so."""
     by_accelerate = accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED)
     return by_accelerate or any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def is_compiled(args: TrainingArguments, accelerator: Accelerator) -> bool:
+    """Whether the network will be compiled: by `torch_compile`, or by the launcher's `--dynamo_backend`."""
+    launched = getattr(accelerator.state, "dynamo_plugin", None)
+    return args.torch_compile or (launched is not None and launched.backend != DynamoBackend.NO)
 
 
 def require_that_fsdp_runs(accelerator: Accelerator) -> None:
@@ -59,6 +65,11 @@ def require_supported(
             f"objective={objective!r} takes gradients of the groups, which {reason} does not go with. {alternative}"
         )
     if not is_sharded(model, accelerator):
+        if engine == "tensor_hooks" and is_compiled(args, accelerator):
+            raise ValueError(
+                "gradient_engine='tensor_hooks' does not see the layers of compiled code (torch_compile, or a "
+                "launcher's dynamo_backend). Use gradient_engine='auto', or do not compile."
+            )
         return
     if engine not in SHARDED_ENGINES:
         raise ValueError(
@@ -91,7 +102,7 @@ def _parallelism_against(model: nn.Module, args: TrainingArguments, accelerator:
 def _sharding_against(args: TrainingArguments, accelerator: Accelerator) -> Iterator[str]:
     if accelerator.mixed_precision == "fp16":
         yield "fp16, where the gradients of groups with small weights vanish (bf16 is fine)"
-    if args.torch_compile:
+    if is_compiled(args, accelerator):
         yield "torch_compile, under which tensor hooks never fire"
     fsdp = getattr(accelerator.state, "fsdp_plugin", None)
     offload = getattr(fsdp, "cpu_offload", None)

@@ -28,6 +28,7 @@ from hf_cgd.trainer.continuity import warn_of_another_order
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
+from hf_cgd.trainer.evaluation_options import require_no_generation
 from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog, condensed
@@ -88,6 +89,7 @@ class GroupRobustTrainer(
         self._own_metrics = as_group_metrics(group_metrics)
         super().__init__(*args, **kwargs)
         self.label_names = names_of_labels(self.args.label_names, self.label_names, head_of(self._network))
+        require_no_generation(self.args)
         options = options_of(self.args)
         column = options.group_column if group_column is None else group_column
         columns = [column] if isinstance(column, str) else list(column or ())

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as tf
 import yaml
 from hub_server import card_errors
 from huggingface_hub import ModelCard
 from packaging.version import Version
-from tiny import parameters_of, predicts_one_class, tiny_distilbert, with_lora
+from tiny import parameters_of, predicts_one_class, tiny_distilbert, with_adapters_at_work, with_lora
 from torch import nn
 from transformers import Trainer
 
@@ -28,6 +29,7 @@ from hf_cgd.cards.words import headline, limits
 from hf_cgd.metrics import GroupRow
 from hf_cgd.objectives import OBJECTIVES
 from hf_cgd.trainer.history import HISTORY_FILE
+from hf_cgd.trainer.run_facts import model_facts
 
 from .conftest import NAMES, build_trainer, named_groups
 
@@ -350,6 +352,8 @@ def test_limits_in_words() -> None:
     told = " ".join(limits(RunRecord("m", reports={"validation": report}, training={"load_best_model_at_end": True})))
     assert 'fewer than 100 examples were evaluated of "a";' in told and 'no examples were evaluated of "c".' in told
     assert "overlap: the gap may be chance" in told and "chosen among several by its numbers" in told
+    for step, told_of in ((3, True), (4, False)):
+        assert any("not of the last" in one for one in limits(RunRecord("m", kept_step=step, steps=4))) == told_of
     alike = replace(report, rows=(rows[1], replace(rows[1], name="d")))
     assert headline(alike) == "All groups that were evaluated have the same accuracy, 0.850."
     assert limits(RunRecord("m", reports={"validation": alike})) == limits(RunRecord("m", reports={"x": alike}))[-1:]
@@ -422,3 +426,45 @@ def test_only_evaluated_models_have_cards_too(tmp_path: Path) -> None:
     assert card_errors(text) == [] and "how it was trained is not known here" in text and "## Objective" not in text
     result = ModelCard(text).data.eval_results[0]
     assert (result.dataset_type, result.dataset_config, result.dataset_split) == ("user/data", "plain", "test[:400]")
+
+
+class OwnClassifier(tf.DistilBertForSequenceClassification):
+    """A class that no Auto class knows."""
+
+
+def with_adapter(folder: Path) -> nn.Module:
+    pytest.importorskip("peft")
+    from peft import LoraConfig, get_peft_model
+
+    tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)).save_pretrained(folder / "base")
+    base = tf.GPT2LMHeadModel.from_pretrained(folder / "base")
+    config = LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], fan_in_fan_out=True)
+    return with_adapters_at_work(get_peft_model(base, config), std=0.1)
+
+
+BERT = dict(vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+GPT2 = dict(vocab_size=32, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+LOADED: dict[str, tuple[str, Any]] = {
+    "tokens": ("AutoModelForTokenClassification", lambda: tf.BertForTokenClassification(tf.BertConfig(**BERT))),
+    "answers": ("AutoModelForQuestionAnswering", lambda: tf.BertForQuestionAnswering(tf.BertConfig(**BERT))),
+    "words": ("AutoModelForCausalLM", lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2))),
+    "hidden words": ("BertForMaskedLM", lambda: tf.BertForMaskedLM(tf.BertConfig(**BERT))),
+    "choices": ("BertForMultipleChoice", lambda: tf.BertForMultipleChoice(tf.BertConfig(**BERT))),
+    "own": ("OwnClassifier", lambda: OwnClassifier(tiny_distilbert().config)),
+    "adapter": ("AutoPeftModelForCausalLM", None),
+}
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_what_a_card_says_loads_the_model_with_its_head(tmp_path: Path, name: str) -> None:
+    loader, build = LOADED[name]
+    model = with_adapter(tmp_path) if build is None else build()
+    model.save_pretrained(tmp_path)
+    record = RunRecord("m", model=model_facts(model))
+    text = model_card(record, card_data(record), repo_id=str(tmp_path))
+    code = text.split("```python\n")[1].split("```")[0]
+    lines = [line for line in code.splitlines() if not line.startswith("inputs = ")]
+    assert f"model = {loader}.from_pretrained(" in code and record.model.task is not None
+    found: dict[str, Any] = {}
+    exec("\n".join(lines), found)
+    assert torch.equal(parameters_of(found["model"]), parameters_of(model))

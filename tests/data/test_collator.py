@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BatchEncoding, default_data_collator
+from transformers import BatchEncoding, DataCollatorWithFlattening, default_data_collator
 
 from hf_cgd.data.collator import GroupCollator, SubgroupCollator
 from hf_cgd.data.groups import GroupInfo
@@ -196,6 +196,10 @@ def test_rows_that_are_joined_into_one_are_refused(same: bool) -> None:
     rows = [{**row, "group": rows[0]["group"]} for row in rows] if same else rows
     with pytest.raises(ValueError, match=rf"joined joins the {len(rows)} rows of a batch into one.*that pads"):
         wrapped(joined)(rows)
+    # Labels may be made by the collator alone.
+    unlabelled = [{"input_ids": row["input_ids"], "group": row["group"]} for row in rows]
+    with pytest.raises(ValueError, match=rf"joins the {len(rows)} rows of a batch into one.*that pads"):
+        wrapped(DataCollatorWithFlattening())(unlabelled)
     assert len(wrapped(joined)(rows[:1])["group"]) == 1
     if not same:
         with pytest.raises(ValueError, match=r"made a batch of 1 of \d+ rows.*does not show which row is which"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tf
+from accelerate.state import AcceleratorState
 from networks import BATCH, BERT_LIKE, GROUPS, MODELS, Logits, build, close, flat, ids, losses_of
 from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from torch import Tensor, nn
@@ -441,15 +442,21 @@ def test_a_compiled_run_is_the_eager_one(trainer: Build, engine: str) -> None:
         {"interaction_momentum": 0.9, "weight_timing": "next"},
     ],
 )
-def test_a_network_that_comes_compiled_gives_the_eager_run(trainer: Build, changes: dict[str, Any]) -> None:
-    """By its own `compile`, with accumulation and the statistics that are pooled over micro-batches."""
+@pytest.mark.parametrize("by_launcher", [False, True])
+def test_a_network_that_comes_compiled_gives_the_eager_run(
+    trainer: Build, changes: dict[str, Any], by_launcher: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own `compile` or the launcher's, with accumulation and the statistics pooled over micro-batches."""
     from torch._functorch import config
 
     config.donated_buffer = True
     runs = []
     for compiles in (False, True):
         network = tiny_distilbert()
-        if compiles:
+        if compiles and by_launcher:
+            monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "aot_eager")
+            AcceleratorState._reset_state(True)
+        elif compiles:
             network.compile(backend="aot_eager")
         args = {"step_size": 2.0, "gradient_accumulation_steps": 2, "max_steps": 3, **changes}
         run = trainer(args, model=network, train_dataset=text_dataset(24, groups=3))
@@ -457,6 +464,9 @@ def test_a_network_that_comes_compiled_gives_the_eager_run(trainer: Build, chang
         assert run.robust_loss.engine.chosen.name == "single_pass"
         runs.append((parameters_of(run.model), run.group_weights))
     torch._dynamo.reset()
+    if by_launcher:
+        assert run.model_wrapped is not run.model
+        AcceleratorState._reset_state(True)
     assert not config.donated_buffer, "the default backend would refuse a second backward pass"
     assert (runs[0][1] - 1 / 3).abs().max() > 1e-3
     assert torch.allclose(runs[0][0], runs[1][0], rtol=0, atol=1e-6)

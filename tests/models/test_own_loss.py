@@ -38,3 +38,32 @@ def test_two_rows_of_each_class_tell_what_the_batch_does(weights: list[float], b
         network, inputs, labels, head, lambda scores, own: head.losses(scores, own, network, LossOptions())
     )
     assert found is not None and found.same == (len(set(weights)) == 1) and network.rows == rows
+
+
+class Balanced(Weighted):
+    """A classifier whose loss has a term of its gate, which does not go through the scores."""
+
+    def __init__(self, factor: float, frozen: bool = False) -> None:
+        super().__init__([1.0, 1.0, 1.0])
+        self.gate = nn.Linear(3, 4).requires_grad_(not frozen)
+        self.factor = factor
+
+    def forward(self, x: Tensor, labels: Tensor, shift: Tensor | None = None) -> dict[str, Tensor]:
+        outputs = super().forward(x, labels)
+        outputs["loss"] = outputs["loss"] + self.factor * self.gate(x).softmax(-1).square().sum(-1).mean()
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("factor", "frozen", "same"), [(0.001, False, False), (0.0, False, True), (0.001, True, True), (1.0, True, False)]
+)
+def test_a_small_term_beside_the_scores_is_found(factor: float, frozen: bool, same: bool) -> None:
+    """The term is 5e-4 of the loss, the balance of experts as their configs have it; frozen gates do not learn by it."""
+    torch.manual_seed(0)
+    network, labels = Balanced(factor, frozen), torch.tensor([0, 1, 2] * 4)
+    head = head_of(network)
+    inputs = {"x": torch.randn(12, 3), "labels": labels}
+    found = compare_losses(
+        network, inputs, labels, head, lambda scores, own: head.losses(scores, own, network, LossOptions())
+    )
+    assert found is not None and found.same == same

@@ -104,7 +104,11 @@ def test_direction_of_the_best_metric(tmp_path: Path, metric: str, greater: bool
         (dict(objective="irm", penalty_anneal_steps=-1), r"penalty_anneal_steps must be a finite number >= 0, got -1"),
         (dict(objective="irm", weight_timing="next"), r"weight_timing has no effect on objective='irm'"),
         (dict(objective="coral", gradient_layers=["2"]), r"gradient_layers has no effect on objective='coral'"),
-        (dict(objective="erm", step_size=0.1), r"'erm' has no option 'step_size'; it has none"),
+        (
+            dict(objective="erm", step_size=0.1),
+            r"'erm' has no option 'step_size'; it has none.*'group_dro', 'cgd' have it",
+        ),
+        (dict(objective="GroupDRO"), r"got 'GroupDRO'\. Did you mean group_dro\?"),
         (dict(objective="erm_uw", step_size=0.1), r"'erm_uw' has no option 'step_size'; it has adjustment"),
         (dict(objective="group_dro", exponent=1.0), r"'group_dro' has no option 'exponent'; it has step_size, adj"),
         (dict(step_size=-1.0), r"step_size must be a finite number >= 0, got -1.0"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, DynamoBackend
 from paths import SUPPORT
 from programs import run
 from sharded_processes import SETUPS, result_of, train
@@ -111,7 +111,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(
 def accelerator(kind: DistributedType = DistributedType.FSDP, **changes: Any) -> Any:
     parts = {"distributed_type": kind, "mixed_precision": "no", "parallelism_config": None, "num_processes": 2}
     state = SimpleNamespace(fsdp_plugin=None, deepspeed_plugin=None)
-    for plugin in ("fsdp_plugin", "deepspeed_plugin"):
+    for plugin in ("fsdp_plugin", "deepspeed_plugin", "dynamo_plugin"):
         setattr(state, plugin, changes.pop(plugin, None))
     return SimpleNamespace(**{**parts, **changes, "state": state})
 
@@ -124,6 +124,11 @@ ARGS = SimpleNamespace(fsdp=False, fsdp_config=None, torch_compile=False, parall
 SHARDED_AND = {
     "fp16": (accelerator(mixed_precision="fp16"), {}, "fp16.*bf16 is fine"),
     "compile": (accelerator(), {"torch_compile": True}, "torch_compile"),
+    "a launcher's compile": (
+        accelerator(dynamo_plugin=SimpleNamespace(backend=DynamoBackend.INDUCTOR)),
+        {},
+        "tensor hooks never fire",
+    ),
     "offload": (accelerator(fsdp_plugin=SimpleNamespace(cpu_offload=CPUOffloadPolicy())), {}, "offloaded"),
     "zero offload": (
         accelerator(DistributedType.DEEPSPEED, deepspeed_plugin=deepspeed_plugin(offload_param={"device": "cpu"})),
@@ -157,6 +162,10 @@ def test_engines_and_timings_that_sharding_rules_out_are_named() -> None:
     with pytest.raises(ValueError, match="weight_timing='current'.*'next'"):
         require_supported("cgd", model, ARGS, plain, "auto", "current")
     unsharded_kind = accelerator(DistributedType.MULTI_CPU)
+    compiled = SimpleNamespace(**{**vars(ARGS), "torch_compile": True})
+    with pytest.raises(ValueError, match="'tensor_hooks' does not see the layers of compiled code.*'auto'"):
+        require_supported("cgd", model, compiled, unsharded_kind, "tensor_hooks", None)
+    require_supported("cgd", model, compiled, unsharded_kind, "auto", None)
     require_supported("cgd", model, ARGS, unsharded_kind, "per_group", "current")
     assert is_sharded(model, plain) and not is_sharded(model, unsharded_kind)
 

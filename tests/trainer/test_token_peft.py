@@ -8,27 +8,33 @@ import torch
 from tiny import with_adapters_at_work
 from tiny_tokens import COMMON, tiny_model, token_dataset
 
-from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+from hf_cgd import GroupRobustConfig, GroupRobustTrainer, gradient_scope
+from hf_cgd.gradients.autograd import modules_around
 
 pytest.importorskip("peft")
 
 
-def adapted(name: str) -> torch.nn.Module:
+def adapted(name: str, dropout: float = 0.0) -> torch.nn.Module:
     from peft import LoraConfig, get_peft_model
 
     model = tiny_model(name)
     targets = ["q_proj", "v_proj", "down_proj"] if name == "llama" else ["c_attn", "c_proj"]
     kind = LoraConfig(
-        task_type="CAUSAL_LM", r=2, target_modules=targets, lora_dropout=0.0, fan_in_fan_out=name == "gpt2"
+        task_type="CAUSAL_LM", r=2, target_modules=targets, lora_dropout=dropout, fan_in_fan_out=name == "gpt2"
     )
     return with_adapters_at_work(get_peft_model(model, kind), std=0.3)
 
 
-def trained(output: Path, name: str, engine: str) -> GroupRobustTrainer:
+def trained(
+    output: Path, name: str, engine: str, layers: Any = "all", dropout: float = 0.0, checkpoints: bool = False
+) -> GroupRobustTrainer:
     torch.manual_seed(0)
     options: dict[str, Any] = {**COMMON, "max_steps": 2, "group_column": "group", "step_size": 0.5}
-    args = GroupRobustConfig(str(output), gradient_layers="all", gradient_engine=engine, **options)
-    trainer = GroupRobustTrainer(adapted(name), args, train_dataset=token_dataset(name))
+    options |= {"gradient_checkpointing": checkpoints, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    args = GroupRobustConfig(str(output), gradient_layers=layers, gradient_engine=engine, **options)
+    trainer = GroupRobustTrainer(adapted(name, dropout), args, train_dataset=token_dataset(name))
+    if checkpoints:
+        trainer.model.enable_input_require_grads()
     trainer.train()
     return trainer
 
@@ -43,3 +49,30 @@ def test_all_layers_of_an_adapted_model_are_its_adapters(tmp_path: Path, name: s
     torch.testing.assert_close(fast.group_weights, exact.group_weights, rtol=1e-4, atol=1e-6)
     for own, other in zip(fast.model.parameters(), exact.model.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("layers", [2, "all"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_adapters_of_the_last_blocks_take_one_pass(
+    tmp_path: Path, name: str, layers: Any, dropout: float, checkpoints: bool
+) -> None:
+    """What flows into the first block of the scope is the cut: residual connections pass the adapters' own input by."""
+    runs = [trained(tmp_path / kind, name, kind, layers, dropout, checkpoints) for kind in ("auto", "per_group")]
+    engine = runs[0].robust_loss.engine
+    assert engine.chosen.name == "single_pass", engine.reason
+    torch.testing.assert_close(runs[0].group_weights, runs[1].group_weights, rtol=1e-4, atol=1e-6)
+    for own, other in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_modules_around_a_scope() -> None:
+    """All of a block in which nothing but the scope is trained; none where nothing is frozen."""
+    model = adapted("llama")
+    around = modules_around(model, list(gradient_scope(model, 2).values()))
+    block = model.get_base_model().model.layers[-1]
+    assert around[0] is block and block.self_attn in around and model not in around
+    whole = tiny_model("llama")
+    assert modules_around(whole, list(gradient_scope(whole, 2).values())) == []
+    assert modules_around(model, list(gradient_scope(model, "all").values()))[0] is model

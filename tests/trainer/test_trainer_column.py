@@ -175,6 +175,20 @@ def test_missing_column(trainer: Build, hide: bool) -> None:
         trainer(train_dataset=data)
 
 
+def test_a_misspelt_column_is_recognised(trainer: Build) -> None:
+    with pytest.raises(ValueError, match=r"'gruop' in the training dataset, .*\. Did you mean group\? Set it to"):
+        trainer({"group_column": "gruop"})
+    with pytest.raises(ValueError, match=r"'places' in the training dataset, .*'group'\]\. Set it to"):
+        trainer({"group_column": "places"})
+
+
+def test_of_many_small_groups_some_are_listed(trainer: Build) -> None:
+    with pytest.raises(ValueError, match=r"a19 \(1\).* and 10 more\. Check the group column"):
+        trainer(
+            train_dataset=text_dataset(30).remove_columns("group").add_column("group", [f"a{i}" for i in range(30)])
+        )
+
+
 def with_groups(values: list[Any]) -> Dataset:
     return text_dataset().remove_columns("group").add_column("group", values)
 

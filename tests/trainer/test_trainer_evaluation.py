@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from datasets import DatasetDict
 from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
 from tiny_tokens import tiny_model, token_dataset
-from transformers import EarlyStoppingCallback, EvalPrediction
+from transformers import EarlyStoppingCallback, EvalPrediction, Seq2SeqTrainingArguments
 
 from hf_cgd import GroupRobustTrainer, GroupRobustWarning
 from hf_cgd.trainer.example_results import CollectedResults
@@ -314,6 +314,16 @@ def test_an_evaluation_without_labels_says_that_it_measures_nothing(trainer: Bui
     with warnings.catch_warnings():
         warnings.simplefilter("error", GroupRobustWarning)
         run.predict(text_dataset(15).remove_columns("labels"))
+
+
+def test_options_that_evaluations_here_do_not_follow(trainer: Build, tmp_path: Path) -> None:
+    with pytest.warns(GroupRobustWarning, match="load_best_model_at_end=True has no effect under eval_strategy='no'"):
+        trainer({"load_best_model_at_end": True, "save_strategy": "no"}, eval_dataset=text_dataset())
+    args = Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, report_to=[], use_cpu=True)
+    with pytest.raises(
+        ValueError, match="predict_with_generate=True: evaluations do not generate texts here.*to False"
+    ):
+        GroupRobustTrainer(tiny_distilbert(), args, train_dataset=text_dataset(), group_column="group")
 
 
 def test_a_column_to_evaluate_by_that_no_set_has_is_refused(trainer: Build) -> None:

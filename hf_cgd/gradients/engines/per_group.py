@@ -11,6 +11,7 @@ from hf_cgd.arithmetic import moved
 from hf_cgd.gradients.autograd import (
     Cut,
     flatten,
+    modules_around,
     owned_parameters,
     require_dense,
     scalar_with_gradients,
@@ -81,7 +82,8 @@ class PerGroupCutEngine(FastEngine):
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._cut: Cut | None = None
         self._seen = False
-        self._hook = as_hook(self._note)
+        self._around = modules_around(model, self.parameters)
+        self._hook, self._enter_hook = as_hook(self._note), as_hook(self._enter)
 
     @property
     def cut(self) -> Cut | None:
@@ -92,7 +94,8 @@ class PerGroupCutEngine(FastEngine):
     def recording(self) -> Iterator[None]:
         """Goes around the forward pass: within, the first input of the scope is noted."""
         self._cut, self._seen = None, False
-        hooks = [module.register_forward_pre_hook(self._hook, with_kwargs=True) for module in self._modules]
+        hooks = [module.register_forward_pre_hook(self._enter_hook, with_kwargs=True) for module in self._around]
+        hooks += [module.register_forward_pre_hook(self._hook, with_kwargs=True) for module in self._modules]
         try:
             yield
         finally:
@@ -142,7 +145,11 @@ class PerGroupCutEngine(FastEngine):
 
     def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not self._seen and torch.is_grad_enabled():
-            self._seen, self._cut = True, Cut.of((arguments, keywords))
+            self._seen, self._cut = True, self._cut or Cut.of((arguments, keywords))
+
+    def _enter(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if self._cut is None and not self._seen and torch.is_grad_enabled():
+            self._cut = Cut.of((arguments, keywords))
 
 
 def _gradients(losses: Tensor, sources: Sequence[Tensor], weights: Tensor, keep_graph: bool) -> list[Tensor | None]:

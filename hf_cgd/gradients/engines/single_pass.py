@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.arithmetic import is_on_host
-from hf_cgd.gradients.autograd import Cut, RowBlock, owned_parameters
+from hf_cgd.gradients.autograd import Cut, RowBlock, modules_around, owned_parameters
 from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.compiled import network_is_compiled
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
@@ -94,7 +94,8 @@ class SinglePassEngine(FastEngine):
         owners = Counter(id(parameter) for own in self.owned.values() for parameter in own.values())
         self.shares_parameters = max(owners.values(), default=0) > 1
         self.scaling_memory = ReusedMemory()
-        self._recorder = CallRecorder(self.owned, self.keeps_graph, self.outside.keys() - self.owned.keys())
+        followers, around = self.outside.keys() - self.owned.keys(), modules_around(model, self.parameters)
+        self._recorder = CallRecorder(self.owned, self.keeps_graph, followers, around)
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._modules: list[int] | None = None
         self._independence = IndependenceCheck()

@@ -143,7 +143,8 @@ class TokenHead(Head):
         if scores.shape[:-1] != targets.shape:
             raise ValueError(
                 f"Expected one label for each of the network's scores {tuple(scores.shape[:-1])} (rows, tokens), got "
-                f"labels {tuple(labels.shape)}. Have the collator pad labels like the inputs, by -100."
+                f"labels {tuple(labels.shape)}. Have the collator pad labels like the inputs, by -100. (Prompt "
+                "tuning, whose virtual tokens get scores, is not served; prefix tuning and LoRA are.)"
             )
         return token_losses(scores, targets, label_smoothing)
 

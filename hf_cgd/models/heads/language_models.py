@@ -46,15 +46,11 @@ class Seq2SeqLMHead(LanguageModelHead):
     def completed(self, inputs: dict[str, Any], labels: Tensor, network: nn.Module) -> dict[str, Any]:
         """See `Head.completed`: what the decoder is given are the labels, one place later.
 
-        Raises:
-            ValueError: the network does not tell how they are made.
+        A network that does not tell how these are made (Whisper) gets the labels and makes them in its forward pass.
         """
         if inputs.get("decoder_input_ids") is not None or inputs.get("decoder_inputs_embeds") is not None:
             return inputs
         make = getattr(network, "prepare_decoder_input_ids_from_labels", None)
         if not callable(make):
-            raise ValueError(
-                f"{type(network).__name__} does not tell what its decoder is given for these labels: expected "
-                "decoder_input_ids in the batch. DataCollatorForSeq2Seq(tokenizer, model=model) adds them."
-            )
+            return {**inputs, "labels": labels}
         return {**inputs, "decoder_input_ids": make(labels=labels)}
