@@ -338,7 +338,7 @@ class GroupRobustTrainer(
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)
 
     def _read_groups(self, anew: bool = False) -> None:
-        if anew or not self._setup.suits(self.train_dataset, self.group_objective):
+        if anew or not self._setup.training.suits(self.train_dataset, self.group_objective):
             self._setup: GroupSetup = self._set_up(
                 self.train_dataset, self.eval_dataset, self.group_objective, self._network,
                 collator=self._own_collator or self.data_collator, own_loss=self.compute_loss_func is not None,
