@@ -101,7 +101,7 @@ def test_sketches_are_those_of_the_oracles_rows() -> None:
         return F.cross_entropy(model(inputs), labels, reduction="none")
 
     found, expected = both_ways(model, forward, group_ids, sketch=True)
-    sketch = TensorHookEngine(model, list(model.parameters()), sketch=True)._engine.sketch  # type: ignore
+    sketch = TensorHookEngine(model, list(model.parameters()), sketch=True)._group_rows.sketch  # type: ignore
     assert found.shape[1] < expected.shape[1]
     assert torch.allclose(found, torch.stack([sketch(row) for row in expected]), atol=1e-5)
 

@@ -27,8 +27,9 @@ from torch.autograd.graph import get_gradient_edge
 from hf_cgd.arithmetic import is_on_host
 from hf_cgd.gradients.autograd import Cut, owned_parameters
 from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
-from hf_cgd.gradients.engines.single_pass import SinglePassEngine
-from hf_cgd.gradients.engines.sketch import SketchEngine
+from hf_cgd.gradients.engines.backward_pass import BackwardPass
+from hf_cgd.gradients.engines.group_rows import GroupRows
+from hf_cgd.gradients.engines.sketch import GroupSketches
 from hf_cgd.gradients.engines.stand_ins import (
     own_names,
     placeholder_of,
@@ -94,9 +95,8 @@ class TensorHookEngine(GradientEngine):
             self._stand_ins[module] = stand_in_for(module, {name: placeholders[id(p)] for name, p in own.items()})
         self.parameters = list(placeholders.values())
         """Placeholders of the scope's parameters: their shapes, without values."""
-        engine_class = SketchEngine if sketch else SinglePassEngine
-        self._engine = engine_class(nn.ModuleList(self._stand_ins.values()), self.parameters)
-        self._placeholders = {twin: dict(own) for twin, own in self._engine.owned.items()}
+        self._placeholders = owned_parameters(nn.ModuleList(self._stand_ins.values()), self.parameters)
+        self._group_rows = (GroupSketches if sketch else GroupRows)(self.parameters, self._placeholders)
         self._batch_norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
         self._rules: dict[nn.Module, LayerRule] = {}
         self._whole: dict[nn.Module, dict[str, Tensor]] = {}
@@ -112,7 +112,7 @@ class TensorHookEngine(GradientEngine):
     @property
     def size(self) -> int:
         """P, the number of elements of the scope's parameters."""
-        return self._engine.size
+        return self._group_rows.size
 
     def belongs_to(self, model: nn.Module) -> bool:
         """Whether all modules of the scope are (still) parts of the model."""
@@ -205,7 +205,8 @@ class TensorHookEngine(GradientEngine):
                     f"The groups number {silent} took part with weight 0, so that the backward pass holds nothing of "
                     "their gradients. Use an objective whose weights stay positive (min_weight > 0)."
                 )
-            weighted = self._engine.gradients_of(self._engine.backward_pass(calls, order, losses)).rows
+            step = BackwardPass(self.parameters, self._placeholders, calls, order, losses.device, losses.dtype)
+            weighted = self._group_rows.gradients_of(step).rows
             if not self._checked:
                 self._check(weighted.sum(dim=0))
             self._forget_batch()
@@ -236,7 +237,7 @@ class TensorHookEngine(GradientEngine):
             )
         expected = self._arriving.row(self.parameters)
         # Gradients that are zero but for rounding differ by their own size. A small path is found by the graph.
-        error = self._engine.error_of_row(expected, total, 0.01)
+        error = self._group_rows.error_of_row(expected, total, 0.01)
         tolerance = tolerance_of(self._computed_in)
         if not error <= tolerance and bool(expected.isfinite().all()):
             raise ValueError(
