@@ -28,14 +28,14 @@ from hf_cgd.trainer.continuity import warn_of_begun_stream
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
-from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in
+from hf_cgd.trainer.forward import GroupForward, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog, condensed
 from hf_cgd.trainer.host_ids import HostIds
 from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.notebook import with_short_tables
 from hf_cgd.trainer.outcomes import OutcomesTrainer
-from hf_cgd.trainer.own_loss import require_objective_used
+from hf_cgd.trainer.own_loss import EXAMINED, OwnLoss, require_objective_used
 from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.reference_losses import Given, ReferenceLosses, column_of, reference_of
 from hf_cgd.trainer.resume import RunState
@@ -281,23 +281,22 @@ class GroupRobustTrainer(
 
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
-        if self._own_loss.is_settled or not self._example_weights.leave_the_mean:
+        forward, own_loss = self._forward, self._own_loss
+        if not (forward.may_have_own_loss(self.compute_loss_func) and self._example_weights.leave_the_mean):
             return
         labels = self._head.labels_in(inputs, self.label_names)
         if labels is None:
             return
         if self.accelerator.distributed_type not in EXAMINED:
-            self._forward.leave_unexamined(self._network, self.compute_loss_func)
+            own_loss.leave_unexamined(self._network)
             return
-        inputs = self._forward.without_idle_labels(inputs, self.label_names)
+        inputs = forward.without_idle_labels(inputs, self.label_names)
+        num_processes = self.accelerator.num_processes
+        # All processes have to come to an end of it at the same batch.
+        is_last, replaced = num_processes > 1, forward.replaces_own_loss(num_processes)
         with self.compute_loss_context_manager():
-            self._forward.examine(
-                self._network,
-                self._prepare_inputs(inputs),
-                self._prepare_input(labels),
-                self.accelerator.num_processes,
-                self.compute_loss_func,
-            )
+            inputs, labels = self._prepare_inputs(inputs), self._prepare_input(labels)
+            own_loss.examine(self._network, inputs, labels, self._head, self.group_objective.name, replaced, is_last)
 
     def _require_usable(self, batch: Mapping[str, Any]) -> None:
         """Raise a ValueError for a batch that will be refused, while all processes can still learn of it."""
