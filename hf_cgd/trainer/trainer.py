@@ -28,6 +28,7 @@ from hf_cgd.trainer.continuity import warn_of_begun_stream
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
+from hf_cgd.trainer.example_weights import ExampleWeights
 from hf_cgd.trainer.forward import GroupForward, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog, condensed
@@ -353,8 +354,16 @@ class GroupRobustTrainer(
         self._forward = GroupForward(self._network, self.group_objective, self.args, trains, self._own_loss)
         if isinstance(self._head, ExampleHead):
             self._head.may_be_shares = self._setup.labels.may_be_shares
-        self._example_weights = self._engine_choice.example_weights(
-            self.group_objective, self._setup, self.accelerator, self._forward
+        num_groups = None if self.groups is None else len(self.groups)
+        classes, options = self._setup.class_weights, options_of(self.args)
+        self._example_weights = ExampleWeights(
+            self.group_objective,
+            num_groups,
+            classes,
+            options,
+            self._communication,
+            self._head,
+            self._forward.by_tokens,
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
         if not self._has_own_loss:
@@ -362,10 +371,8 @@ class GroupRobustTrainer(
         self._reference: ReferenceLosses | None = None
         if objective is None:
             # A probe looks at the losses themselves.
-            options = options_of(self.args)
-            self._reference = reference_of(
-                self._given_reference, options, self.groups, self.train_dataset, self._network
-            )
+            given, data = self._given_reference, self.train_dataset
+            self._reference = reference_of(given, options, self.groups, data, self._network)
         clip = None if self._reference is None else self._reference.clip
         build, chosen = self._engine_choice.build_loss, self.group_objective
         return None if self.groups is None else build(chosen, self.groups, self._network, self.accelerator, clip)
