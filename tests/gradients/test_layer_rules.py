@@ -19,8 +19,9 @@ from hf_cgd.gradients import (
     TensorHookEngine,
     register_layer_rule,
 )
+from hf_cgd.gradients.group_order import GroupOrder, products_of_groups
 from hf_cgd.gradients.layers import registry
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory, products_of_groups
+from hf_cgd.gradients.layers.base import LayerCall, OutputGradients, ReusedMemory
 from hf_cgd.gradients.layers.convolution import Conv2dRule
 from hf_cgd.gradients.layers.linear import LinearRule, TransposedLinearRule
 from hf_cgd.gradients.layers.norm import LayerNormRule

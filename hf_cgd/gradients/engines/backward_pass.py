@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.gradients.autograd import Cut, RowBlock, scalar_with_gradients, unflatten, weighted_sum
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory, scaled_by_example
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import LayerCall, OutputGradients, ReusedMemory, scaled_by_example
 
 
 @dataclass(frozen=True)

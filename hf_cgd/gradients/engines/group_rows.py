@@ -12,7 +12,8 @@ from hf_cgd.gradients.autograd import RowBlock
 from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.gram import inner_products
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import LayerCall, OutputGradients, ReusedMemory
 from hf_cgd.gradients.verification import row_error
 
 MEMORY_BUDGET = 2 * 2**30

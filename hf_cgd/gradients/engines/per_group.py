@@ -19,7 +19,7 @@ from hf_cgd.gradients.autograd import (
 )
 from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.compiled import as_hook
-from hf_cgd.gradients.layers.base import GroupOrder
+from hf_cgd.gradients.group_order import GroupOrder
 from hf_cgd.gradients.structure import LossGraph
 
 

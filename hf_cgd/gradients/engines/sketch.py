@@ -17,7 +17,7 @@ from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.engines.group_rows import GroupRows, vectors_of
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
-from hf_cgd.gradients.layers.base import products_of_groups
+from hf_cgd.gradients.group_order import products_of_groups
 from hf_cgd.gradients.verification import largest_error
 
 SKETCH_SIZE = 32

@@ -38,7 +38,8 @@ from hf_cgd.gradients.engines.stand_ins import (
     set_parameters,
     stand_in_for,
 )
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import LayerCall, LayerRule, OutputGradients
 from hf_cgd.gradients.layers.registry import rule_for
 from hf_cgd.gradients.mixing import IndependenceCheck
 from hf_cgd.gradients.recording import BegunCall, least_precise, require_separable_examples
