@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.gradients.autograd import Cut, owned_parameters
-from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.base import GroupGradients, NotExactError
 from hf_cgd.gradients.compiled import network_is_compiled
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.engines.group_rows import MEMORY_BUDGET, GroupRows
+from hf_cgd.gradients.fast_engine import FastEngine
 from hf_cgd.gradients.group_order import GroupOrder
 from hf_cgd.gradients.layers.base import LayerCall, OutputGradients, ReusedMemory
 from hf_cgd.gradients.mixing import IndependenceCheck
