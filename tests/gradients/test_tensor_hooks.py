@@ -131,7 +131,7 @@ def test_inner_products_alone_agree_and_nothing_is_left_behind() -> None:
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
     assert all(parameter._backward_hooks in (None, {}) for parameter in parameters)
-    assert sum(p.untyped_storage().nbytes() for p in engine._stand_ins[model[2]].parameters()) <= 4
+    assert sum(p.untyped_storage().nbytes() for p in engine._hooked.stand_ins[model[2]].parameters()) <= 4
 
 
 def test_sums_of_recomputed_blocks_are_recorded_once(trainer: Build) -> None:
