@@ -1,6 +1,6 @@
 """Rows that hold their group id by their place in the dataset, where what a reader gets does not tell it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import datasets
@@ -10,6 +10,7 @@ import torch.utils.data
 
 from hf_cgd.data.collator import ROW_GROUP
 from hf_cgd.data.columns import Column, first_row, has_transform
+from hf_cgd.data.groups import UNKNOWN_GROUP
 from hf_cgd.data.rows import has_value, value_of, with_values
 
 
@@ -70,7 +71,7 @@ def reads_columns(dataset: Any) -> bool:
     return isinstance(dataset, datasets.Dataset) and not has_transform(dataset)
 
 
-def rows_tell(dataset: Any, read: dict[str, Column], columns: Sequence[str]) -> bool:
+def rows_tell(dataset: Any, read: Mapping[str, Column], columns: Sequence[str]) -> bool:
     """Whether a reader's rows hold what the columns hold: no transform drops or changes them.
 
     Args:
@@ -84,6 +85,21 @@ def rows_tell(dataset: Any, read: dict[str, Column], columns: Sequence[str]) -> 
         return True
     row = first_row(dataset)
     return all(has_value(row, name) and _equal(value_of(row, name), read[name].values[0]) for name in columns)
+
+
+def ids_by_row(ids: np.ndarray, column: Column, size: int) -> np.ndarray:
+    """Ids of the rows of a dataset, of which those that are None have none.
+
+    Args:
+        ids: [n] or [n, K] of the rows that `column` was read from.
+        column: tells which rows these are.
+        size: rows of the dataset.
+    """
+    if column.rows is None:
+        return ids
+    whole = np.full((size, *ids.shape[1:]), UNKNOWN_GROUP if ids.ndim == 1 else 0, dtype=np.int64)
+    whole[column.rows] = ids
+    return whole
 
 
 def parts_of(dataset: Any) -> list[Any]:

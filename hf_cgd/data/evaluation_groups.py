@@ -1,14 +1,13 @@
 """The groups of evaluation sets, which may differ from those of the training set."""
 
 import warnings
-import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from hf_cgd.data.by_dataset import ByDataset
 from hf_cgd.data.columns import Column, column_names, read_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.training_groups import is_stream, with_class_names
@@ -31,8 +30,7 @@ class EvaluationGroups:
         self.are_of_training = training is not None and not self.overlapping and training.columns == self.columns
         """Whether these are the training groups (and what evaluation sets add), which have counts and weights."""
         self._known: GroupInfo | None = None
-        self._added: dict[int, tuple[weakref.ref[Any], GroupInfo | None]] = {}
-        self._columns_of: dict[int, tuple[weakref.ref[Any], list[str] | None]] = {}
+        self._columns_of: ByDataset[list[str] | None] = ByDataset()
         if self.overlapping:
             self._known = GroupInfo(self.columns, None, self.columns)
         elif training is not None and self.are_of_training:
@@ -44,7 +42,7 @@ class EvaluationGroups:
         return () if self._known is None else self._known.names
 
     def add(self, dataset: Any, read: Mapping[str, Column] | None = None) -> GroupInfo | None:
-        """Add the groups of an evaluation set, which is read the first time only.
+        """Add the groups of an evaluation set.
 
         Args:
             dataset: any dataset of rows.
@@ -56,14 +54,24 @@ class EvaluationGroups:
         Raises:
             ValueError: values that cannot name a group, or subgroup columns that hold more than zeros and ones.
         """
-        seen = self._added.get(id(dataset))
-        if seen is not None and seen[0]() is dataset:
-            return seen[1]
-        groups = self._read(dataset, read)
-        # A list of rows cannot be referred to weakly, and is cheap to read again.
-        with suppress(TypeError):
-            self._added[id(dataset)] = (weakref.ref(dataset), groups)
-        return groups
+        names = list(read) if read else self._names_of(dataset) or []
+        if self.overlapping:
+            _require_zeros_and_ones(dataset, [name for name in self.columns if name in names], read)
+            return self._known
+        if not self.columns or not all(column in names for column in self.columns):
+            return self._known
+        if is_stream(dataset):
+            return self._known and with_class_names(self._known, dataset)
+        if len(dataset) == 0:
+            return self._known
+        trained = {} if self._known is None else self._known.class_names
+        columns = read or read_columns(dataset, self.columns)
+        found = GroupInfo.from_columns(
+            {name: columns[name].with_class_names(trained.get(name)) for name in self.columns}
+        )
+        known = replace(found, counts=None) if self._known is None else self._known.extended(found.names)
+        self._known = known
+        return replace(known, class_names={**known.class_names, **found.class_names})
 
     def warn_of_missing(self, dataset: Any, where: str) -> None:
         """Warn of an evaluation set without the columns, which can only be evaluated as a whole.
@@ -92,13 +100,7 @@ class EvaluationGroups:
 
     def _names_of(self, dataset: Any) -> list[str] | None:
         """The columns of a dataset; looking at an example may be dear, so that is done once."""
-        seen = self._columns_of.get(id(dataset))
-        if seen is not None and seen[0]() is dataset:
-            return seen[1]
-        names = column_names(dataset)
-        with suppress(TypeError):
-            self._columns_of[id(dataset)] = (weakref.ref(dataset), names)
-        return names
+        return self._columns_of.of(dataset, column_names)
 
     def ids_of(self, groups: GroupInfo, read: Mapping[str, Column]) -> np.ndarray | None:
         """Group ids of whole columns [N], or memberships [N, K]; None where not all columns are there."""
@@ -108,26 +110,6 @@ class EvaluationGroups:
             columns = [np.zeros(size) if one is None else np.asarray(one[0])[one[1]] for one in factors]
             return np.stack(columns, axis=1).astype(np.int64)
         return groups.encode_columns(read) if all(name in read for name in self.columns) else None
-
-    def _read(self, dataset: Any, read: Mapping[str, Column] | None) -> GroupInfo | None:
-        names = list(read) if read else self._names_of(dataset) or []
-        if self.overlapping:
-            _require_zeros_and_ones(dataset, [name for name in self.columns if name in names], read)
-            return self._known
-        if not self.columns or not all(column in names for column in self.columns):
-            return self._known
-        if is_stream(dataset):
-            return self._known and with_class_names(self._known, dataset)
-        if len(dataset) == 0:
-            return self._known
-        trained = {} if self._known is None else self._known.class_names
-        columns = read or read_columns(dataset, self.columns)
-        found = GroupInfo.from_columns(
-            {name: columns[name].with_class_names(trained.get(name)) for name in self.columns}
-        )
-        known = replace(found, counts=None) if self._known is None else self._known.extended(found.names)
-        self._known = known
-        return replace(known, class_names={**known.class_names, **found.class_names})
 
 
 def _require_zeros_and_ones(dataset: Any, columns: Sequence[str], read: Mapping[str, Column] | None) -> None:

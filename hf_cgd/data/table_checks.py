@@ -8,6 +8,7 @@ from typing import Any
 
 from hf_cgd.data.columns import is_missing
 from hf_cgd.data.table_places import Where, listed
+from hf_cgd.data.values import group_name
 from hf_cgd.visible_text import as_read
 
 LISTED_GROUPS = 10
@@ -345,8 +346,3 @@ def _small_groups(table: Table, columns: Sequence[str], least: int) -> list[Prob
                 Problem(f"group_column: {len(found):,} of {len(told):,} groups have {text}: {names}.", stops)
             )
     return problems
-
-
-def group_name(columns: Sequence[str], parts: Sequence[str]) -> str:
-    """Name of a group as tables show it: the value of a single column, `column:value` of several."""
-    return parts[0] if len(parts) == 1 else " ".join(map(":".join, zip(columns, parts, strict=True)))

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import datasets
 import numpy as np
 import torch.utils.data
 
+from hf_cgd.data.attached import parts_of
 from hf_cgd.data.columns import Column, class_names_of, column_names, read_columns, require_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.values import group_name
@@ -47,6 +49,13 @@ def read_with_labels(dataset: Any, columns: Sequence[str], label_columns: Sequen
     label = next((name for name in label_columns if name in names), None)
     wanted = [name for name in columns if name in names] + ([label] if label else [])
     return read_columns(dataset, wanted) if wanted else {}
+
+
+def stored_labels(dataset: Any, label_columns: Sequence[str]) -> dict[str, Column]:
+    """The labels of a dataset whose columns can be read without its rows; nothing of any other."""
+    if dataset is None or is_stream(dataset) or not all(isinstance(p, datasets.Dataset) for p in parts_of(dataset)):
+        return {}
+    return read_with_labels(dataset, [], label_columns)
 
 
 def training_groups(

@@ -3,15 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from hf_cgd.gradients.gram import inner_products
-
-if TYPE_CHECKING:
-    from hf_cgd.gradients.autograd import Cut
 
 Timing = Literal["within_step", "after_backward"]
 """When an engine's gradients are known."""
@@ -106,40 +102,4 @@ class GradientEngine(ABC):
             losses: [B] with graph.
             group_ids: [B] integers; on the host, wherever the losses are, so that no device is waited for.
             groups: those that are present, in ascending order.
-        """
-
-
-class FastEngine(GradientEngine):
-    """An engine that is exact for some networks only: `AutoEngine` checks it on the first step.
-
-    Attributes:
-        forms_sketches: whether the rows are random sketches, so that their cosines are estimates.
-    """
-
-    forms_sketches: ClassVar[bool] = False
-
-    @property
-    def cut(self) -> "Cut | None":
-        """What flows into the scope in the recorded pass; None where nothing does."""
-        return None
-
-    @property
-    def computed_in(self) -> torch.dtype | None:
-        """The least precise type that the scope was computed in; None where that is the type of the losses."""
-        return None
-
-    def in_row(self, place: int, gradient: Tensor) -> Tensor:
-        """How the gradient of parameter number `place` stands in a row: [numel], or a sketch."""
-        return gradient.flatten()
-
-    @abstractmethod
-    def group_gradients(
-        self, losses: Tensor, group_ids: Tensor, groups: Sequence[int], keep_graph: bool = False
-    ) -> GroupGradients:
-        """See `GradientEngine.group_gradients`; the graph of the scope is used up unless `keep_graph`.
-
-        `keep_graph` is for checks: an engine then looks more closely at whether it is exact.
-
-        Raises:
-            NotExactError: the engine cannot give this step's gradients.
         """

@@ -12,7 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_cgd.functional import cosine_gram
 from hf_cgd.gradients.autograd import flatten, unflatten, weighted_sum
-from hf_cgd.gradients.base import FastEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.base import GroupGradients, NotExactError
+from hf_cgd.gradients.fast_engine import FastEngine
 from hf_cgd.gradients.gram import inner_products
 from hf_cgd.gradients.structure import LossGraph
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from math import sqrt
 
 import numpy as np
-from scipy.stats import binomtest, norm
+from scipy.stats import norm
 
 FEWEST = 5
 """Examples that a stratum of a bootstrap must have. Draws from fewer vary too little: of a class of one example the
@@ -19,8 +19,9 @@ def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> tuple
         total: trials, >= 1.
         confidence: in (0, 1).
     """
-    interval = binomtest(int(correct), int(total)).proportion_ci(confidence, method="wilson")
-    return float(interval.low), float(interval.high)
+    if not 0 <= correct <= total or total < 1:
+        raise ValueError(f"Expected 0 <= correct <= total and total >= 1, got {correct} of {total}.")
+    return wilson_of_share(correct / total, total, confidence)
 
 
 def wilson_of_share(share: float, total: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -31,10 +32,11 @@ def wilson_of_share(share: float, total: int, confidence: float = 0.95) -> tuple
         total: trials, >= 1.
         confidence: in (0, 1).
     """
-    z2 = float(norm.ppf((1 + confidence) / 2)) ** 2
-    middle = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = sqrt(z2 * (share * (1 - share) / total + z2 / (4 * total**2))) / (1 + z2 / total)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    z = float(norm.ppf(0.5 + 0.5 * confidence))
+    width = 2 * (total + z**2)
+    middle = (2 * total * share + z**2) / width
+    half = z / width * sqrt(4 * total * share * (1 - share) + z**2)
+    return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
 
 
 def bootstrap_interval(

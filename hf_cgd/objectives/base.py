@@ -17,7 +17,6 @@ Variant = Literal["paper", "reference"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 BatchPart = Literal["logits", "labels", "features", "class_counts"]
 """What a scalar can be formed of besides losses and groups: see `Objective.reads`."""
-BATCH_PARTS: tuple[BatchPart, ...] = get_args(BatchPart)
 
 
 @dataclass(frozen=True)

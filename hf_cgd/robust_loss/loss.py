@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,19 +11,19 @@ from hf_cgd.arithmetic import HOST, Arithmetic
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.gradients import GradientEngine, GroupGradients, PerGroupEngine
-from hf_cgd.monitors import NONFINITE, NonFinite, PresenceMonitor
-from hf_cgd.objectives import GroupStatistics, Objective
+from hf_cgd.monitors import NONFINITE, NonFinite
+from hf_cgd.objectives import Objective
 from hf_cgd.objectives.base import require_one_of
 from hf_cgd.robust_loss.batch_groups import BatchGroups
-from hf_cgd.robust_loss.checks import build_checks
 from hf_cgd.robust_loss.estimators import Scale, build_estimator
 from hf_cgd.robust_loss.excess import ExcessClip, excess_losses, require_reference
 from hf_cgd.robust_loss.group_losses import GroupLossLog
 from hf_cgd.robust_loss.interactions import GroupInteractions
-from hf_cgd.robust_loss.requirements import require_losses_and_ids, require_that_all_fit, require_weights
+from hf_cgd.robust_loss.requirements import require_losses_and_ids, require_that_all_fit
 from hf_cgd.robust_loss.scalar import WEIGHTS_ENTER, StepScalar, WeightsEnter
-from hf_cgd.robust_loss.state import LossState
+from hf_cgd.robust_loss.state import LossState, require_same_terms
 from hf_cgd.robust_loss.uncounted import chosen_rows, drop_uncounted, silence_uncounted
+from hf_cgd.robust_loss.weight_update import WeightUpdate
 from hf_cgd.robust_loss.window import StepWindow
 
 WeightTiming = Literal["current", "next"]
@@ -107,10 +107,8 @@ class GroupRobustLoss:
         self._engine: GradientEngine | None = None
         if objective.needs_gradients:
             self._engine = engine or PerGroupEngine(parameters)
-        self._group_counts = self._arithmetic.move(groups.counts_tensor())
-        self._announced: tuple[Tensor, BatchGroups, Tensor | None, bool] | None = None
-        """Losses, groups, reference losses, and whether the losses are logged: of a batch differentiated later."""
-        self._all_groups = self._arithmetic.zeros(len(groups)) == 0
+        self._announced: _Batch | None = None
+        """A batch whose gradients come in its backward pass."""
         self._window = StepWindow(
             len(groups), self._arithmetic, self._communication, "self_products" in objective.statistics
         )
@@ -119,19 +117,24 @@ class GroupRobustLoss:
     def reset(self) -> None:
         """Start afresh: first weights, no updates."""
         self._state = LossState.at_start(self.objective, self.groups, self._arithmetic, self._communication)
-        if self._state.alpha is not None:
-            require_weights(self._state.alpha, len(self.groups), self.objective, "initial_weights")
         self._estimator = build_estimator(
             self.objective, self._arithmetic, self._communication, self._engine, self._state.averages
         )
-        self._checks = build_checks(self.groups, self.nonfinite, self._arithmetic)
-        self._presence = self._watched_groups()
+        self._update = WeightUpdate(
+            self.objective,
+            self.groups,
+            self._state,
+            self._estimator,
+            self._arithmetic,
+            self.nonfinite,
+            of_excess=self.excess_clip is not None,
+            may_be_undone=self._loss_scale is not None,
+        )
         self._scalar = StepScalar(
             self.objective, self.groups, self._window, self._arithmetic, self._communication, self.weights_enter
         )
         self._group_losses = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
         self._group_excess = GroupLossLog(self.groups.names, self._arithmetic, self._communication)
-        self._before_update: LossState | None = None
         self.passed_over = 0
         """Steps since then that were taken by another loss."""
         self._close_window()
@@ -267,19 +270,19 @@ class GroupRobustLoss:
             if self._engine is not None and self._engine.timing == "after_backward":
                 loss = self._scalar(losses, group_ids, given, self._state)
                 self._engine.watch(losses)
-                self._announced = (losses.detach(), groups, reference_losses, logs)
+                self._announced = _Batch(losses.detach(), groups, reference_losses, logs)
                 return loss
             scale: Scale = 1.0 if self._loss_scale is None else self._loss_scale()
-            gradients = self._gather(losses, groups, reference_losses, scale, logs)
+            gradients = self._gather(_Batch(losses, groups, reference_losses, logs), scale)
             is_last = not self._window.is_open
             if is_last and self.weight_timing == "current":
-                self._move_weights(scale)
+                self._update(self._window, scale)
             if gradients is None:
                 loss = self._scalar(losses, group_ids, given, self._state)
             else:
                 loss = self._scalar.of_gradients(gradients, losses, group_ids, given, self._state, scale)
             if is_last and self.weight_timing == "next":
-                self._move_weights(scale)
+                self._update(self._window, scale)
         if is_last:
             self._state.end_step()
             self._close_window()
@@ -292,19 +295,16 @@ class GroupRobustLoss:
         """
         if self._announced is None:
             return
-        (losses, groups, reference, logs), self._announced = self._announced, None
-        self._gather(losses, groups, reference, 1.0, logs)
+        batch, self._announced = self._announced, None
+        self._gather(batch, 1.0)
         if not self._window.is_open:
-            self._move_weights(1.0)
+            self._update(self._window, 1.0)
             self._state.end_step()
             self._close_window()
 
     def undo_update(self) -> None:
         """Take the last weight update back, for an optimizer step that a `GradScaler` left out after an overflow."""
-        if self._before_update is not None:
-            self._state.take_back(self._before_update)
-            self._checks.take_back()
-            self._before_update = None
+        self._update.undo()
 
     def pass_over_step(self) -> None:
         """The step was taken by another loss: what is open of it is dropped, and it counts."""
@@ -328,70 +328,15 @@ class GroupRobustLoss:
             )
         return wanted
 
-    def _gather(
-        self, losses: Tensor, groups: BatchGroups, reference: Tensor | None, scale: Scale, logs: bool
-    ) -> GroupGradients | None:
+    def _gather(self, batch: "_Batch", scale: Scale) -> GroupGradients | None:
         """Take this micro-batch into the step's statistics; its group gradients times `scale`, if there are any."""
-        sums = self._group_losses.add(losses, groups) if logs else groups.sums_of(losses, self._arithmetic)
+        losses, groups, reference, is_logged = batch
+        sums = self._group_losses.add(losses, groups) if is_logged else groups.sums_of(losses, self._arithmetic)
         if reference is not None:
             assert self.excess_clip is not None
             sums = self._group_excess.add(excess_losses(losses, reference, self.excess_clip), groups)
         self._window.add(sums)
         return self._estimator.add(losses, groups, self._window, scale)
-
-    def _watched_groups(self) -> PresenceMonitor | None:
-        """What watches how many groups the steps hold; None without weights, and where nobody may look."""
-        alpha = self._state.alpha
-        if alpha is None or not self.knows_groups or len(self.groups) < 2:
-            return None
-        alone = torch.arange(len(self.groups)) == 0
-        objective = self.objective
-        cancels = objective.weighs_group_means and objective.coefficients(alpha.cpu(), alone)[0].item() == 1
-        wanted = objective.groups_wanted(len(self.groups))
-        return PresenceMonitor(objective.name, len(self.groups), cancels, wanted)
-
-    def _move_weights(self, scale: Scale) -> None:
-        state = self._state
-        if state.alpha is None:
-            return
-        if self._presence is not None:
-            self._presence.observe(len(self._window.present))
-        estimate = self._estimator.estimate(self._window, scale)
-        looks = self._arithmetic.reads_values
-        bad = None if looks and estimate.is_finite() else estimate.not_finite()
-        moves: Tensor | bool = True if bad is None else ~bad.any()
-        if isinstance(moves, bool) or self._arithmetic.read(moves, otherwise=True):
-            self._before_update = None if self._loss_scale is None else state.copy()
-            losses = self._estimator.accept(estimate, None if looks else torch.as_tensor(moves))
-            statistics = GroupStatistics(
-                losses if self.excess_clip is None else losses.clamp_min(0),
-                self._window.counts,
-                self._group_counts,
-                estimate.gram,
-                self.groups.names,
-                estimate.self_products,
-                self._arithmetic,
-                self._window.everyone,
-            )
-            weights = self.objective.next_weights(state.alpha, statistics)
-            if looks:
-                moves = require_weights(weights, len(self.groups), self.objective, "next_weights")
-            else:
-                moves = moves & weights.isfinite().all()
-            if estimate.gram is not None and state.interactions is not None:
-                took_part = self._all_groups if moves is True and statistics.everyone else statistics.present & moves
-                state.interactions.observe(estimate.gram, took_part)
-            if isinstance(moves, Tensor):
-                state.alpha = torch.where(moves, weights, state.alpha)
-            elif moves:
-                state.alpha = weights
-        else:
-            self._before_update = None
-        state.updates += 1
-        overflow: Tensor | bool = False
-        if bad is not None and not (isinstance(scale, float) and scale == 1):
-            overflow = (torch.as_tensor(scale) != 1) & estimate.losses.isfinite().all()
-        self._checks.note(state, moves, bad, estimate.losses, overflow)
 
     # ---- Logs and checkpoints ---------------------------------------------------------------------------------------
 
@@ -405,7 +350,7 @@ class GroupRobustLoss:
 
     def drain_group_losses(self) -> dict[str, float]:
         """Mean training loss of each group since the last call, by name; groups without examples are left out."""
-        self._read_checks()
+        self._update.read_checks()
         return self._group_losses.drain()
 
     def drain_group_excess(self) -> dict[str, float]:
@@ -432,11 +377,8 @@ class GroupRobustLoss:
         """
         if snapshot is None and self._window.is_open:
             raise RuntimeError("The state can only be saved between optimizer steps, not in the middle of one.")
-        self._read_checks()
-        state = (snapshot or self._state).to_dict(self.objective, self.groups)
-        if self._state.averages is not None:
-            state["rows_of"] = self.rows_of
-        return {**state, "excess_clip": self.excess_clip, "weights_enter": self.weights_enter}
+        self._update.read_checks()
+        return {**(snapshot or self._state).to_dict(self.objective, self.groups), **self._terms}
 
     def state_tensors(self, snapshot: LossState | None = None) -> dict[str, Tensor]:
         """The large part of the state, by name: running averages of the groups' gradients; {} without momentum.
@@ -452,29 +394,26 @@ class GroupRobustLoss:
             ValueError: other groups, another objective, other reference losses or averages of gradients over other
                 parameters than those of the saved run.
         """
-        for name, before in (("excess_clip", None), ("weights_enter", "loss")):
-            saved, own = state.get(name, before), getattr(self, name)
-            if saved != own:
-                raise ValueError(
-                    f"The checkpoint was trained with {name}={saved!r}, but this run has {own!r}. Resume with the "
-                    "same reference_losses and group_sampling, or start a new run from the saved model."
-                )
-        rows_of = state.get("rows_of") or self.rows_of
-        if self._state.averages is not None and self.rows_of and rows_of != self.rows_of:
-            raise ValueError(
-                f"The checkpoint holds running averages of {rows_of}, but this run compares {self.rows_of}. Resume "
-                "with the same gradient_layers, gradient_engine and trainable layers, or start a new run from the "
-                "saved model."
-            )
+        require_same_terms(state, self._terms)
         self.reset()
         device = self._arithmetic.device if self._engine is None else self._engine.parameters[0].device
         self._state.load(state, tensors or {}, self.objective, self.groups, device)
 
-    def _read_checks(self) -> None:
-        if self._state.alpha is not None:
-            # Losses in excess of a reference are never negative where the weights see them.
-            refuses = self.objective.refuses_negative_losses and self.excess_clip is None
-            self._checks.read(self._state, refuses)
+    @property
+    def _terms(self) -> dict[str, Any]:
+        """What else a run must have in common with the checkpoint that it goes on from."""
+        terms = {"excess_clip": self.excess_clip, "weights_enter": self.weights_enter}
+        return terms if self._state.averages is None else {**terms, "rows_of": self.rows_of}
+
+
+class _Batch(NamedTuple):
+    """A micro-batch as the statistics of a step take it."""
+
+    losses: Tensor
+    groups: BatchGroups
+    reference: Tensor | None
+    is_logged: bool
+    """Whether the means of its losses stand in the log; else others do."""
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

@@ -159,6 +159,29 @@ class LossState:
         self.skipped_updates = saved["skipped_updates"]
 
 
+def require_same_terms(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise a ValueError where weights would move by something else than in the saved run.
+
+    Args:
+        saved: the state of a checkpoint.
+        own: "excess_clip" and "weights_enter" of this run, and "rows_of" where it has running averages (see
+            `GroupRobustLoss`).
+    """
+    for name, before in (("excess_clip", None), ("weights_enter", "loss")):
+        if saved.get(name, before) != own[name]:
+            raise ValueError(
+                f"The checkpoint was trained with {name}={saved.get(name, before)!r}, but this run has {own[name]!r}. "
+                "Resume with the same reference_losses and group_sampling, or start a new run from the saved model."
+            )
+    # Where one of the two does not say what its rows stand for, they are taken to be the same.
+    theirs, ours = saved.get("rows_of"), own.get("rows_of")
+    if theirs and ours and theirs != ours:
+        raise ValueError(
+            f"The checkpoint holds running averages of {theirs}, but this run compares {ours}. Resume with the same "
+            "gradient_layers, gradient_engine and trainable layers, or start a new run from the saved model."
+        )
+
+
 def _require_the_same(saved: Mapping[str, Any], objective: Objective, groups: GroupInfo) -> None:
     names = list(saved["groups"]["names"])
     if set(names) != set(groups.names):

@@ -15,8 +15,8 @@ from hf_cgd.objectives import GroupStatistics, Objective
 from hf_cgd.objectives.base import Statistic
 from hf_cgd.trainer.beside_batches import BesideBatches
 from hf_cgd.trainer.config import options_of
-from hf_cgd.trainer.forward import OwnLoss
 from hf_cgd.trainer.host_ids import HostIds
+from hf_cgd.trainer.own_loss import OwnLoss
 from hf_cgd.trainer.sharding import is_sharded
 
 if TYPE_CHECKING:

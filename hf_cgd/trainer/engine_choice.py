@@ -31,9 +31,6 @@ from hf_cgd.robust_loss.estimators import Scale
 from hf_cgd.robust_loss.excess import ExcessClip
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.config import options_of
-from hf_cgd.trainer.example_weights import ExampleWeights
-from hf_cgd.trainer.forward import GroupForward
-from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.sharding import is_compiled, is_sharded, require_supported, require_that_fsdp_runs
 
 logger = logging.getLogger(__name__)
@@ -54,8 +51,8 @@ class EngineChoice:
         self.tensor_hooks: TensorHookEngine | None = None
         """The engine in use where it works by tensor hooks."""
         self._tensor_hooks_made_for: tuple[Any, str] | None = None
-        self._names: list[str] = []
-        """Of the parameters that the latest engine was built for."""
+        self._tensor_hooks_over: list[str] = []
+        """Names of the parameters that it was built for."""
         self._communication: tuple[Accelerator, Communication] | None = None
         self._scope_of_run: list[str] | None = None
         """Names of the parameters that group gradients are compared over; None where they need not be watched."""
@@ -100,7 +97,10 @@ class EngineChoice:
         """
         args, options = self._args, options_of(self._args)
         communication = self.communication_of(accelerator)
-        engine = self._engine(objective, model, accelerator, communication) if objective.needs_gradients else None
+        engine, rows_of = None, ""
+        if objective.needs_gradients:
+            engine, names = self._engine(objective, model, accelerator, communication)
+            rows_of = _rows_of(names, options.gradient_engine == "sketch")
         late = args.gradient_accumulation_steps > 1 or (engine is not None and engine.timing == "after_backward")
         return GroupRobustLoss(
             objective,
@@ -114,17 +114,8 @@ class EngineChoice:
             arithmetic=arithmetic_on(args.device),
             excess_clip=excess_clip,
             weights_enter="sampling" if options.group_sampling == "weights" else "loss",
-            rows_of="" if engine is None else _rows_of(self._names, options.gradient_engine == "sketch"),
+            rows_of=rows_of,
         )
-
-    def example_weights(
-        self, objective: Objective, setup: GroupSetup, accelerator: Accelerator, forward: GroupForward
-    ) -> ExampleWeights:
-        """What the losses of a run's training examples are weighed by."""
-        num_groups = None if setup.groups is None else len(setup.groups)
-        communication = self.communication_of(accelerator)
-        classes, options = setup.class_weights, options_of(self._args)
-        return ExampleWeights(objective, num_groups, classes, options, communication, forward.head, forward.by_tokens)
 
     def log_run(self, robust_loss: GroupRobustLoss | None, model: nn.Module) -> None:
         """Say in the log what a run trains by: objective, groups, and where group gradients are taken."""
@@ -166,7 +157,8 @@ class EngineChoice:
 
     def _engine(
         self, objective: Objective, model: nn.Module, accelerator: Accelerator, communication: Communication
-    ) -> GradientEngine:
+    ) -> tuple[GradientEngine, list[str]]:
+        """The engine, and the names of the parameters that it was built for."""
         _require_gradients_without_others(model, accelerator)
         options = options_of(self._args)
         engine = options.gradient_engine
@@ -180,34 +172,30 @@ class EngineChoice:
             made_for = (options.gradient_layers, engine)
             known = self.tensor_hooks is not None and self.tensor_hooks.belongs_to(model)
             if not known or made_for != self._tensor_hooks_made_for:
-                scope = self._named_scope(model)
-                self.tensor_hooks = TensorHookEngine(model, scope, engine == "sketch", self._args.device)
-                self._tensor_hooks_made_for = made_for
+                scope = self._scope(model)
+                parameters = list(scope.values())
+                self.tensor_hooks = TensorHookEngine(model, parameters, engine == "sketch", self._args.device)
+                self._tensor_hooks_made_for, self._tensor_hooks_over = made_for, list(scope)
             assert self.tensor_hooks is not None
-            return self.tensor_hooks
+            return self.tensor_hooks, self._tensor_hooks_over
         self.tensor_hooks = None
         # A model may come compiled as well, whole or in parts.
         compiled = is_compiled(self._args, accelerator) or next(compiled_parts(model), None) is not None
         if compiled:
             _prepare_for_compiled_code()
-        parameters = self._named_scope(model)
+        scope = self._scope(model)
+        parameters, names = list(scope.values()), list(scope)
         # The fast engines need one forward pass of the whole batch, and one coefficient for each group.
         if engine == "per_group" or options.forward_mode == "split" or not objective.linear_in_losses:
-            return PerGroupEngine(parameters)
-        static = needs_static_shapes(self._args.device)
-        return AutoEngine(model, parameters, engine, communication.all_agree, static=static, compiled=compiled)
+            return PerGroupEngine(parameters), names
+        static, agree = needs_static_shapes(self._args.device), communication.all_agree
+        return AutoEngine(model, parameters, engine, agree, static=static, compiled=compiled), names
 
     def communication_of(self, accelerator: Accelerator) -> Communication:
         """What sums over the processes: one for all runs, since it may hold a process group of its own."""
         if self._communication is None or self._communication[0] is not accelerator:
             self._communication = accelerator, communication_of(accelerator, self._args)
         return self._communication[1]
-
-    def _named_scope(self, model: nn.Module) -> list[nn.Parameter]:
-        """The gradient scope, whose names are taken note of."""
-        scope = self._scope(model)
-        self._names = list(scope)
-        return list(scope.values())
 
     def _scope(self, model: nn.Module) -> dict[str, nn.Parameter]:
         layers = options_of(self._args).gradient_layers

@@ -1,7 +1,7 @@
-"""The evaluation side of the trainer: what the loop is given and keeps, and which model is the best."""
+"""The evaluation side of the trainer: what the loop is given and keeps, and when a model is the best so far."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -12,23 +12,16 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, has_length
 
 from hf_cgd.data.training_groups import IGNORED
-from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, direction_of, metric_meant, names_of
-from hf_cgd.metrics.group_metrics import (
-    collapse_beside,
-    is_group_metric,
-    lower_is_better,
-    metric_names,
-    tells_direction,
-)
+from hf_cgd.metrics.custom_metrics import GroupMetric, custom_group_metrics, metric_meant, names_of
+from hf_cgd.metrics.group_metrics import collapse_beside
 from hf_cgd.metrics.names import require_known_metric
-from hf_cgd.metrics.token_metrics import OF_ANSWERS, OF_LANGUAGE, span_scores, token_metric_names
-from hf_cgd.models.example_losses import REGRESSION
-from hf_cgd.models.heads import Head, QuestionAnsweringHead, TokenHead, head_of
+from hf_cgd.metrics.token_metrics import span_scores
+from hf_cgd.models.heads import Head, QuestionAnsweringHead, TokenHead
 from hf_cgd.models.outputs import declared_problem_type, named_outputs, num_outputs_of
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.trainer.beside_batches import without
-from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.trainer.best_metric import hint_at_groups, names_of_metrics, set_direction, warn_of_direction
 from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.evaluation_options import warn_of_no_evaluation
 from hf_cgd.trainer.example_results import CollectedResults, EvaluationMetrics, ExampleResults
@@ -276,74 +269,26 @@ class EvaluatingTrainer(Trainer):
         wanted, evaluation = self.args.metric_for_best_model, self._setup.evaluation
         if not is_last_call:
             warn_of_no_evaluation(self.args)
-        direction = None if wanted is None else direction_of(wanted, self._own_metrics)
-        if direction is not None:
-            self.args.greater_is_better = direction
-        elif wanted is not None and not isinstance(self.args, GroupOptions) and is_group_metric(wanted):
-            # The parent goes by the last letters of the name, which may be those of a group, and knows no "mse".
-            self.args.greater_is_better = not lower_is_better(wanted)
-        if wanted is not None and not is_last_call and metric_meant(wanted, self._own_metrics) is None:
-            self._warn_of_direction(wanted)
+        if wanted is None:
+            return
+        set_direction(self.args, wanted, self._own_metrics)
+        if not is_last_call and metric_meant(wanted, self._own_metrics) is None:
+            warn_of_direction(self.args, wanted)
         evaluates = self.eval_dataset is not None and self.args.eval_strategy != "no"
         # A subclass, or metrics of the user's, may give any other name.
         of_a_subclass = type(self).evaluate is not Trainer.evaluate
         has_others = self.compute_metrics.user_metrics is not None or getattr(self.args, "group_metrics", None)
-        if wanted is None or not evaluates or of_a_subclass or (has_others and not self.args.prediction_loss_only):
-            return
-        only_loss = self.args.prediction_loss_only or not evaluation.names
+        bare = self.args.prediction_loss_only
         # Between the trials of a search there is no model; it was looked at when the trainer was built.
-        if self.model is None:
+        if not evaluates or of_a_subclass or (has_others and not bare) or self.model is None:
             return
         sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        problem, head = declared_problem_type(self._network), head_of(self._network)
-
-        def names_for(groups: Sequence[str]) -> list[str]:
-            if head.of_tokens:
-                measures = OF_ANSWERS if isinstance(head, QuestionAnsweringHead) else OF_LANGUAGE
-                return token_metric_names(measures, groups)
-            return metric_names(problem, groups)
-
-        if problem is None and num_outputs_of(self._network) == 1 and not self._may_be_binary:
-            problem = REGRESSION
-        by_set = {
-            name: ["loss"] if only_loss else names_for(evaluation.names if evaluation.covers(data) else ())
-            for name, data in sets.items()
-        }
-        if not only_loss:
-            by_set = {name: [*known, *names_of(self._own_metrics, evaluation.names)] for name, known in by_set.items()}
-        hint = "prediction_loss_only=True leaves no other metric." if self.args.prediction_loss_only else ""
-        require_known_metric(wanted, by_set, is_last_call or bool(hint), hint or self._hint_at_groups(sets))
-
-    def _warn_of_direction(self, wanted: str) -> None:
-        """Warn where the direction of `metric_for_best_model` is a guess, or is not what its name says."""
-        greater = self.args.greater_is_better
-        if getattr(self.args, "direction_is_a_guess", False):
-            warnings.warn(
-                f"Nothing says whether higher or lower values of metric_for_best_model={wanted!r} are better; higher "
-                "ones are taken to be, so that of a cost the worst model is kept. Say it: greater_is_better=True or "
-                "False.",
-                GroupRobustWarning,
-                stacklevel=4,
-            )
-        elif greater is not None and tells_direction(wanted) and greater is lower_is_better(wanted):
-            warnings.warn(
-                f"{'Higher' if greater else 'Lower'} values of metric_for_best_model={wanted!r} are taken to be "
-                f"better (greater_is_better={greater}), although its name says the opposite. If that is a mistake, "
-                "the worst model is kept.",
-                GroupRobustWarning,
-                stacklevel=4,
-            )
-
-    def _hint_at_groups(self, sets: Mapping[str, Any]) -> str:
-        """Why there are no metrics of groups; "" where each evaluation set has some."""
-        evaluation = self._setup.evaluation
-        if not evaluation.columns:
-            return "There are no metrics of groups without group_column."
-        bare = [name for name, data in sets.items() if not evaluation.covers(data)]
-        if not bare:
-            return ""
-        where = f"the evaluation set(s) {bare}" if bare != [""] else "the evaluation dataset"
-        return f"There are no metrics of groups for {where}, without the column(s) {list(evaluation.columns)}."
+        if bare or not evaluation.names:
+            by_set = {name: ["loss"] for name in sets}
+        else:
+            by_set = names_of_metrics(sets, evaluation, self._network, self._own_metrics, self._may_be_binary)
+        hint = "prediction_loss_only=True leaves no other metric." if bare else hint_at_groups(sets, evaluation)
+        require_known_metric(wanted, by_set, is_last_call or bare, hint)
 
     @property
     def _may_be_binary(self) -> bool:

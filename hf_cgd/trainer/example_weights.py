@@ -6,7 +6,7 @@ the objectives with a mean over the examples (`Objective.mean_over_examples`). E
 with n the number of examples in that mean, so that everything behind it forms plain means.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,12 +91,6 @@ class ExampleWeights:
         counts, totals = self._communication.sum(sums)
         self._scales = torch.where(counts > 0, counts / totals, 0.0)
         self._counts, self._micro_batches = counts, len(labels)
-
-    def weighing(
-        self, losses_of: Callable[[Any, Tensor], Tensor], taken: Mapping[str, Any], key: str
-    ) -> Callable[[Any, Tensor], Tensor]:
-        """A function that gives the losses of examples, and weighs them; see `weighed`."""
-        return lambda outputs, labels: self.weighed(losses_of(outputs, labels), labels, taken, key)
 
     def weighed(self, losses: Tensor, labels: Tensor, taken: Mapping[str, Any], key: str) -> Tensor:
         """The losses [B] of a micro-batch as the objective takes plain means of them."""

@@ -1,6 +1,5 @@
 """From a batch to its loss: the forward pass, the loss of each example, and what an objective reads besides."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,7 +13,6 @@ from hf_cgd.models.head import HeadInput
 from hf_cgd.models.heads import Head, LossOptions, TokenHead, head_of
 from hf_cgd.models.outputs import (
     forward_parameters,
-    is_of_transformers,
     logits_of,
     num_outputs_of,
     order_of_split,
@@ -24,52 +22,11 @@ from hf_cgd.models.outputs import (
     with_loss,
     without_wrappers,
 )
-from hf_cgd.models.own_loss import LossComparison, compare_losses
-from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
 from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.robust_loss.uncounted import chosen_rows, rows_that_count
 from hf_cgd.trainer.config import GroupOptions, options_of
-
-EXAMINED = ("NO", "MULTI_GPU", "MULTI_CPU")
-"""Kinds of `accelerate` runs in which a network may run a batch more without its wrappers."""
-
-
-class OwnLoss:
-    """What has been found out about the loss that a model computes itself."""
-
-    def __init__(self) -> None:
-        self.is_settled = False
-        self.differs = False
-        """Whether it is another than the mean of the losses of the examples."""
-
-    def note(self, found: LossComparison | None, objective: str, replaced: bool, is_last: bool) -> None:
-        """Take note of a comparison, and warn of a loss that is another.
-
-        Args:
-            found: None where nothing could be told from the batch.
-            objective: its name, for the warning.
-            replaced: whether the objective trains on the losses of the examples in its place.
-            is_last: whether this is the last batch to be looked at.
-        """
-        self.is_settled = found is not None or is_last
-        if found is None or found.same:
-            return
-        self.differs = True
-        what = f"The model's own loss ({found.own:.6g}) is not the mean loss of its examples ({found.ours:.6g})."
-        if replaced:
-            consequence = (
-                f"objective={objective!r} weighs the losses of single examples, so it trains and reports the latter: "
-                "weights of classes, a margin or an auxiliary loss (of experts) inside the model have no effect. To "
-                "train your loss, pass compute_loss_func(outputs, labels, num_items_in_batch=None), which returns one "
-                "loss per example; a term of the whole batch is added in a subclass, to super().compute_loss(...)."
-            )
-        else:
-            consequence = (
-                f"objective={objective!r} trains the model's own, as the Trainer does, and *_loss reports it; "
-                "group_loss/* and worst_group_loss are means of the losses of the examples."
-            )
-        warnings.warn(f"{what} {consequence}", GroupRobustWarning, stacklevel=2)
+from hf_cgd.trainer.own_loss import OwnLoss
 
 
 class GroupForward:
@@ -80,7 +37,7 @@ class GroupForward:
         objective: tells by `reads` what it needs of a batch besides the losses.
         args: those of the Trainer.
         trains: whether there are groups to train on; without them it only evaluates.
-        own_loss: what is known of the model's own loss; None for nothing.
+        own_loss: what is known of the model's own loss.
 
     Raises:
         ValueError: the objective reads features, and the network has no classification head; or an option or the
@@ -93,7 +50,7 @@ class GroupForward:
         objective: Objective,
         args: TrainingArguments,
         trains: bool,
-        own_loss: "OwnLoss | None" = None,
+        own_loss: OwnLoss,
     ) -> None:
         options = options_of(args)
         self.head = head_of(network)
@@ -103,7 +60,7 @@ class GroupForward:
         self._loss_options = LossOptions(args.label_smoothing_factor, options.token_reduction)
         self._objective = objective
         self._args = args
-        self._own_loss = own_loss or OwnLoss()
+        self._own_loss = own_loss
         self._has_seen_own = False
         """Whether a user's function was seen to give losses that do not depend on the number of items."""
         self._by_group = options.forward_mode == "split"
@@ -137,43 +94,13 @@ class GroupForward:
         as_the_trainer = self.by_tokens or not self.head.of_tokens
         return self._objective.plain_mean and as_the_trainer and not self._by_group and self._own_loss.differs
 
-    def examine(
-        self,
-        network: nn.Module,
-        inputs: Mapping[str, Any],
-        labels: Tensor,
-        num_processes: int,
-        user_loss: Callable[..., Any] | None,
-    ) -> None:
-        """Find out on a first batch, labels included, whether the model has a loss of its own that is not ours.
+    def may_have_own_loss(self, user_loss: Callable[..., Any] | None) -> bool:
+        """Whether the model may have a loss of its own that is not ours; nobody asks where a `user_loss` is given."""
+        return self._returns_loss and user_loss is None and not self._own_loss.is_settled
 
-        Says so once, with what is trained. Nothing happens where that is settled, or for a `user_loss`.
-        """
-        if self._own_loss.is_settled or not self._returns_loss or user_loss is not None:
-            return
-
-        def losses_of(scores: Tensor, labels: Tensor) -> Tensor:
-            return self.head.losses(scores, labels, network, LossOptions())
-
-        replaced = not (self._objective.plain_mean and not self._by_group and num_processes == 1)
-        found = compare_losses(network, inputs, labels, self.head, losses_of)
-        # All processes have to come to an end of it at the same batch.
-        self._own_loss.note(found, self._objective.name, replaced, is_last=num_processes > 1)
-
-    def leave_unexamined(self, network: nn.Module, user_loss: Callable[..., Any] | None) -> None:
-        """Say once, where wrappers leave no look at a model's own loss, that it is replaced whatever it is."""
-        if self._own_loss.is_settled or not self._returns_loss or user_loss is not None:
-            return
-        self._own_loss.is_settled = True
-        if not is_of_transformers(network):
-            warnings.warn(
-                f"If {type(network).__name__} has a loss of its own (weights of classes, a margin), it has no effect: "
-                "with sharded parameters and on XLA devices the mean loss of the examples is trained and reported, "
-                "without a comparison. To train your loss, pass compute_loss_func(outputs, labels, "
-                "num_items_in_batch=None), which returns one loss per example.",
-                GroupRobustWarning,
-                stacklevel=2,
-            )
+    def replaces_own_loss(self, num_processes: int) -> bool:
+        """Whether the losses of the examples are trained in the place of a model's own."""
+        return not self._objective.plain_mean or self._by_group or num_processes > 1
 
     def __call__(
         self,

@@ -26,7 +26,7 @@ class LabelSetup:
         columns: names that labels may have, the first found is read.
         renamed: see `GroupSetup.renamed`.
         own_loss: whether the user's loss gives the labels their meaning.
-        head: of the model. For one of tokens no columns are given, and there is nothing to check here.
+        head: of the model. For one of tokens there is nothing to check here.
     """
 
     def __init__(
@@ -39,7 +39,8 @@ class LabelSetup:
         head: Head,
     ) -> None:
         self._sample = sample
-        self.columns = tuple(dict.fromkeys(columns))
+        # Labels of tokens are looked at batch by batch: collators make them, and a column of them is long.
+        self.columns = () if head.of_tokens else tuple(columns)
         self._of_tokens = head.of_tokens
         self.outputs = head.num_outputs(model)
         if self.outputs is None and not head.of_tokens and getattr(model, "config", None) is not None:
@@ -77,7 +78,7 @@ class LabelSetup:
         if name is None or len(dataset) == 0:
             return
         column = read[name]
-        if not column.renumbered and not rows_tell(dataset, dict(read), [name]):
+        if not column.renumbered and not rows_tell(dataset, read, [name]):
             # A transform makes the labels, so the stored ones may be anything. Each batch is looked at.
             return
         try:

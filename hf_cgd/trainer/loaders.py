@@ -113,7 +113,7 @@ class GroupDataTrainer(Trainer):
         if not is_training:
             self._require_rows_once(dataset)
         with self._keeping_ids(dataset, is_training):
-            rows = self._setup.rows_with_groups(dataset, is_training)
+            rows = (self._setup.training if is_training else self._setup.evaluated).with_ids(dataset)
             if rows is dataset and not is_training and self.args.train_sampling_strategy != "group_by_length":
                 # (Lengths are a column, which the parent reads of a data set.)
                 rows = self._setup.without_group_columns(dataset, self._remove_unused_columns, self._own_collator)
@@ -178,7 +178,7 @@ class GroupDataTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         self._asked_for_sampler = True
         self._drawn = self._memory_of_draws()
-        sampler = self._setup.sampler(
+        sampler = self._setup.training.sampler(
             self._train_batch_size,
             seed_of_order(self.args),
             self.args.dataloader_drop_last,
@@ -206,7 +206,7 @@ class GroupDataTrainer(Trainer):
     def _memory_of_draws(self) -> DrawnGroups | None:
         """What drawing by weights remembers, for the loader as it is now; None where groups are not drawn so."""
         groups = self._setup.groups
-        if groups is None or not self._setup.draws_by_weight:
+        if groups is None or not self._setup.training.draws_by_weight:
             return None
         memory, args = self._drawn, self.args
         if memory is None or memory.num_groups != len(groups):
@@ -219,7 +219,7 @@ class GroupDataTrainer(Trainer):
 
     def _require_that_groups_were_sampled(self) -> None:
         """Raise a ValueError where a subclass builds the loader or the sampler itself and `group_sampling` is set."""
-        if self._setup.samples_by_group and not self._asked_for_sampler:
+        if self._setup.training.sampling != "none" and not self._asked_for_sampler:
             raise ValueError(
                 f"group_sampling has no effect: {type(self).__name__} decides the order of the training examples "
                 "itself (get_train_dataloader or _get_train_sampler). Leave group_sampling unset, or take the sampler "

@@ -1,8 +1,86 @@
-"""A loss that a subclass forms itself: used as it is under ERM, refused where the objective would never be used."""
+"""A loss that the model or a subclass forms itself: ERM trains it; else it is replaced or refused, with words."""
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor, nn
+
+from hf_cgd.models.heads import Head, LossOptions
+from hf_cgd.models.outputs import is_of_transformers
+from hf_cgd.models.own_loss import compare_losses
+from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.robust_loss.loss import GroupRobustLoss
+
+EXAMINED = ("NO", "MULTI_GPU", "MULTI_CPU")
+"""Kinds of `accelerate` runs in which a network may run a batch more without its wrappers."""
+
+
+class OwnLoss:
+    """What has been found out about the loss that a model computes itself."""
+
+    def __init__(self) -> None:
+        self.is_settled = False
+        self.differs = False
+        """Whether it is another than the mean of the losses of the examples."""
+
+    def examine(
+        self,
+        network: nn.Module,
+        inputs: Mapping[str, Any],
+        labels: Tensor,
+        head: Head,
+        objective: str,
+        replaced: bool,
+        is_last: bool,
+    ) -> None:
+        """Compare it with ours on a first batch, and say once where it is another, with what is trained.
+
+        Args:
+            network: without wrappers.
+            inputs: the batch, labels included.
+            labels: those, as the head has them.
+            head: of the network.
+            objective: its name, for the warning.
+            replaced: whether the objective trains on the losses of the examples in its place.
+            is_last: whether this is the last batch to be looked at.
+        """
+
+        def losses_of(scores: Tensor, labels: Tensor) -> Tensor:
+            return head.losses(scores, labels, network, LossOptions())
+
+        found = compare_losses(network, inputs, labels, head, losses_of)
+        self.is_settled = found is not None or is_last
+        if found is None or found.same:
+            return
+        self.differs = True
+        what = f"The model's own loss ({found.own:.6g}) is not the mean loss of its examples ({found.ours:.6g})."
+        if replaced:
+            consequence = (
+                f"objective={objective!r} weighs the losses of single examples, so it trains and reports the latter: "
+                "weights of classes, a margin or an auxiliary loss (of experts) inside the model have no effect. To "
+                "train your loss, pass compute_loss_func(outputs, labels, num_items_in_batch=None), which returns one "
+                "loss per example; a term of the whole batch is added in a subclass, to super().compute_loss(...)."
+            )
+        else:
+            consequence = (
+                f"objective={objective!r} trains the model's own, as the Trainer does, and *_loss reports it; "
+                "group_loss/* and worst_group_loss are means of the losses of the examples."
+            )
+        warnings.warn(f"{what} {consequence}", GroupRobustWarning, stacklevel=2)
+
+    def leave_unexamined(self, network: nn.Module) -> None:
+        """Say once, where wrappers leave no look at it, that it is replaced whatever it is."""
+        self.is_settled = True
+        if not is_of_transformers(network):
+            warnings.warn(
+                f"If {type(network).__name__} has a loss of its own (weights of classes, a margin), it has no effect: "
+                "with sharded parameters and on XLA devices the mean loss of the examples is trained and reported, "
+                "without a comparison. To train your loss, pass compute_loss_func(outputs, labels, "
+                "num_items_in_batch=None), which returns one loss per example.",
+                GroupRobustWarning,
+                stacklevel=2,
+            )
 
 
 def source_of_loss(trainer: Any) -> str | None:

@@ -29,14 +29,15 @@ from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
 from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.evaluation_options import require_no_generation
-from hf_cgd.trainer.forward import EXAMINED, GroupForward, OwnLoss, labels_in
+from hf_cgd.trainer.example_weights import ExampleWeights
+from hf_cgd.trainer.forward import GroupForward, labels_in
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.history import GroupLog, condensed
 from hf_cgd.trainer.host_ids import HostIds
 from hf_cgd.trainer.label_setup import names_of_labels
 from hf_cgd.trainer.notebook import with_short_tables
 from hf_cgd.trainer.outcomes import OutcomesTrainer
-from hf_cgd.trainer.own_loss import require_objective_used
+from hf_cgd.trainer.own_loss import EXAMINED, OwnLoss, require_objective_used
 from hf_cgd.trainer.pushing import PushingTrainer
 from hf_cgd.trainer.reference_losses import Given, ReferenceLosses, column_of, reference_of
 from hf_cgd.trainer.resume import RunState
@@ -283,23 +284,22 @@ class GroupRobustTrainer(
 
     def _examine(self, inputs: dict[str, Any]) -> None:
         """Find out once whether the model has a loss of its own, from a batch without group ids."""
-        if self._own_loss.is_settled or not self._example_weights.leave_the_mean:
+        forward, own_loss = self._forward, self._own_loss
+        if not (forward.may_have_own_loss(self.compute_loss_func) and self._example_weights.leave_the_mean):
             return
         labels = self._head.labels_in(inputs, self.label_names)
         if labels is None:
             return
         if self.accelerator.distributed_type not in EXAMINED:
-            self._forward.leave_unexamined(self._network, self.compute_loss_func)
+            own_loss.leave_unexamined(self._network)
             return
-        inputs = self._forward.without_idle_labels(inputs, self.label_names)
+        inputs = forward.without_idle_labels(inputs, self.label_names)
+        num_processes = self.accelerator.num_processes
+        # All processes have to come to an end of it at the same batch.
+        is_last, replaced = num_processes > 1, forward.replaces_own_loss(num_processes)
         with self.compute_loss_context_manager():
-            self._forward.examine(
-                self._network,
-                self._prepare_inputs(inputs),
-                self._prepare_input(labels),
-                self.accelerator.num_processes,
-                self.compute_loss_func,
-            )
+            inputs, labels = self._prepare_inputs(inputs), self._prepare_input(labels)
+            own_loss.examine(self._network, inputs, labels, self._head, self.group_objective.name, replaced, is_last)
 
     def _require_usable(self, batch: Mapping[str, Any]) -> None:
         """Raise a ValueError for a batch that will be refused, while all processes can still learn of it."""
@@ -346,7 +346,7 @@ class GroupRobustTrainer(
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)
 
     def _read_groups(self, anew: bool = False) -> None:
-        if anew or not self._setup.suits(self.train_dataset, self.group_objective):
+        if anew or not self._setup.training.suits(self.train_dataset, self.group_objective):
             self._setup: GroupSetup = self._set_up(
                 self.train_dataset, self.eval_dataset, self.group_objective, self._network,
                 collator=self._own_collator or self.data_collator, own_loss=self.compute_loss_func is not None,
@@ -362,8 +362,16 @@ class GroupRobustTrainer(
         self._forward = GroupForward(self._network, self.group_objective, self.args, trains, self._own_loss)
         if isinstance(self._head, ExampleHead):
             self._head.may_be_shares = self._setup.labels.may_be_shares
-        self._example_weights = self._engine_choice.example_weights(
-            self.group_objective, self._setup, self.accelerator, self._forward
+        num_groups = None if self.groups is None else len(self.groups)
+        classes, options = self._setup.class_weights, options_of(self.args)
+        self._example_weights = ExampleWeights(
+            self.group_objective,
+            num_groups,
+            classes,
+            options,
+            self._communication,
+            self._head,
+            self._forward.by_tokens,
         )
         self._scale_as_the_parent(self._uses_parent_loss or self._has_own_loss)
         if not self._has_own_loss:
@@ -371,10 +379,8 @@ class GroupRobustTrainer(
         self._reference: ReferenceLosses | None = None
         if objective is None:
             # A probe looks at the losses themselves.
-            options = options_of(self.args)
-            self._reference = reference_of(
-                self._given_reference, options, self.groups, self.train_dataset, self._network
-            )
+            given, data = self._given_reference, self.train_dataset
+            self._reference = reference_of(given, options, self.groups, data, self._network)
         clip = None if self._reference is None else self._reference.clip
         build, chosen = self._engine_choice.build_loss, self.group_objective
         return None if self.groups is None else build(chosen, self.groups, self._network, self.accelerator, clip)

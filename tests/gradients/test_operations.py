@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_cgd.gradients import PerGroupEngine, SinglePassEngine, SketchEngine, StaticShapesEngine
-from hf_cgd.gradients.engines import single_pass
+from hf_cgd.gradients.engines import group_rows
 from hf_cgd.gradients.layers import linear
 
 EVEN, UNEVEN, UNSORTED = [0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 2], [2, 0, 1, 1, 2, 0]
@@ -40,9 +40,9 @@ def test_the_way_on_a_device_gives_the_gradients_of_one_pass_per_group(
     ids: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(single_pass, "SMALL_ROWS", 0)
+    monkeypatch.setattr(group_rows, "SMALL_ROWS", 0)
     monkeypatch.setattr(linear, "SMALL_WORK", 0)
-    for module in (single_pass, linear):
+    for module in (group_rows, linear):
         monkeypatch.setattr(module, "is_on_host", lambda tensor: False)
     network, images = Network().double(), torch.randn(6, 2, 4, 4).double()
     labels, scope, groups = torch.tensor([0, 1, 2, 0, 1, 2]), list(network.parameters()), torch.tensor(ids)
@@ -60,7 +60,7 @@ def test_the_way_on_a_device_gives_the_gradients_of_one_pass_per_group(
         own = losses()
     found = engine.group_gradients(own, groups, [0, 1, 2])
     if isinstance(engine, SketchEngine):
-        assert torch.allclose(found.rows, torch.stack([engine.sketch(row) for row in expected]))
+        assert torch.allclose(found.rows, torch.stack([engine.group_rows.sketch(row) for row in expected]))
     elif kind == "rows":
         assert torch.allclose(found.rows, expected)
     else:
@@ -111,7 +111,7 @@ def test_which_engines_operations_are_the_same_whoever_is_in_a_batch(
     engine: Any, is_fixed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a captured CUDA graph would need: it repeats the operations of one step on memory of fixed shapes."""
-    monkeypatch.setattr(single_pass, "SMALL_ROWS", 0)
+    monkeypatch.setattr(group_rows, "SMALL_ROWS", 0)
     monkeypatch.setattr(linear, "SMALL_WORK", 0)
     network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     of_network = engine(network, list(network.parameters()))

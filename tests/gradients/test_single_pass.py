@@ -174,9 +174,9 @@ def test_short_of_memory_the_same_comes_out_module_by_module(name: str, share: f
     expected = flat(torch.autograd.grad(weighted, everything, retain_graph=True, allow_unused=True), everything)
     gradients = engine.group_gradients(losses, group_ids, [0, 1, 2])
     assert torch.allclose(gradients.gram(), exact.gram(), rtol=1e-4, atol=1e-6 * exact.gram().max().item())
-    assert engine._row_memory._memory is not None
+    assert engine.group_rows._memory._memory is not None
     one_module = max(sum(p.numel() for p in own.values()) for own in engine.owned.values())
-    assert 4 * len(engine._row_memory._memory) <= max(share * rows, 3 * 4 * one_module)
+    assert 4 * len(engine.group_rows._memory._memory) <= max(share * rows, 3 * 4 * one_module)
     gradients.scalar(weighted, coefficients).backward()
     assert close(expected, flat([p.grad for p in everything], everything), torch.float32)
 

@@ -21,7 +21,7 @@ def test_a_sketch_is_that_of_the_group_gradient_and_the_step_is_exact(name: str)
     model, inputs = build(name)
     scope = list(gradient_scope(model, "all" if name == "MLP" else 3).values())
     engine = SketchEngine(model, scope, size=4)
-    assert engine._projections, "nothing would be sketched"
+    assert engine.group_rows.projections, "nothing would be sketched"
     group_ids = torch.tensor(GROUPS[3])
     with engine.recording():
         losses = losses_of(model, inputs)
@@ -32,7 +32,7 @@ def test_a_sketch_is_that_of_the_group_gradient_and_the_step_is_exact(name: str)
     expected = torch.autograd.grad(weighted, everything, retain_graph=True, allow_unused=True)
     gradients = engine.group_gradients(losses, group_ids, [0, 1, 2])
     assert gradients.rows.shape[1] < exact.shape[1]
-    assert close(torch.stack([engine.sketch(row) for row in exact]), gradients.rows, torch.float32)
+    assert close(torch.stack([engine.group_rows.sketch(row) for row in exact]), gradients.rows, torch.float32)
     gradients.scalar(weighted, coefficients).backward()
     for parameter, gradient in zip(everything, expected, strict=True):
         if gradient is None:
@@ -46,7 +46,7 @@ def test_inner_products_are_right_on_average() -> None:
     gradients = torch.randn(2, 1200, generator=torch.Generator().manual_seed(1))
     exact = gram_matrix(gradients)
     draws = torch.stack([
-        gram_matrix(torch.stack([SketchEngine(model, [model.weight], 8, seed).sketch(row) for row in gradients]))
+        gram_matrix(torch.stack([SketchEngine(model, [model.weight], 8, seed).group_rows.sketch(row) for row in gradients]))
         for seed in range(400)
     ])  # fmt: skip
     # Four standard errors of the mean of 400 draws.
@@ -58,7 +58,7 @@ def test_small_weights_are_kept_whole() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 33))
     engine = SketchEngine(model, list(model.parameters()))
     row = torch.randn(sum(p.numel() for p in model.parameters()))
-    sketch = engine.sketch(row)
+    sketch = engine.group_rows.sketch(row)
     assert torch.equal(sketch[: 32 * 32 + 32], row[: 32 * 32 + 32])
     assert len(sketch) == 32 * 32 + 32 + 32 * 32 + 33
 
@@ -66,7 +66,9 @@ def test_small_weights_are_kept_whole() -> None:
 def test_the_same_projections_for_the_same_seed() -> None:
     model = nn.Linear(50, 50)
     row = torch.randn(2550)
-    one, same, other = (SketchEngine(model, list(model.parameters()), 8, seed).sketch(row) for seed in (3, 3, 4))
+    one, same, other = (
+        SketchEngine(model, list(model.parameters()), 8, seed).group_rows.sketch(row) for seed in (3, 3, 4)
+    )
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 

@@ -104,7 +104,7 @@ def test_sketches_are_those_of_the_oracles_rows() -> None:
         return F.cross_entropy(model(inputs), labels, reduction="none")
 
     found, expected = both_ways(model, forward, group_ids, sketch=True)
-    sketch = TensorHookEngine(model, list(model.parameters()), sketch=True)._engine.sketch  # type: ignore
+    sketch = TensorHookEngine(model, list(model.parameters()), sketch=True)._group_rows.sketch  # type: ignore
     assert found.shape[1] < expected.shape[1]
     assert torch.allclose(found, torch.stack([sketch(row) for row in expected]), atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_inner_products_alone_agree_and_nothing_is_left_behind() -> None:
     for module in model.modules():
         assert not module._forward_hooks and not module._forward_pre_hooks
     assert all(parameter._backward_hooks in (None, {}) for parameter in parameters)
-    assert sum(p.untyped_storage().nbytes() for p in engine._stand_ins[model[2]].parameters()) <= 4
+    assert sum(p.untyped_storage().nbytes() for p in engine._hooked.stand_ins[model[2]].parameters()) <= 4
 
 
 def test_sums_of_recomputed_blocks_are_recorded_once(trainer: Build) -> None:

@@ -22,8 +22,9 @@ from torchvision.models.vision_transformer import VisionTransformer
 from hf_cgd import gradient_scope
 from hf_cgd.gradients import AutoEngine, PerGroupEngine
 from hf_cgd.gradients.engines import auto
+from hf_cgd.gradients.engines.group_rows import GroupRows
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
-from hf_cgd.gradients.engines.sketch import SketchEngine
+from hf_cgd.gradients.engines.sketch import GroupSketches, SketchEngine
 
 ONE, THREE = [1, 1, 1, 1, 1, 1], [2, 1, 2, 0, 2, 1]
 WIDTH = 8
@@ -417,11 +418,16 @@ def test_reentrant_checkpoints_in_the_body_are_none(kind: str) -> None:
 def with_tampered_rows(change: Callable[[Tensor], None]) -> Any:
     """A single pass whose rows of the groups are not what they should be."""
 
-    class Tampered(SinglePassEngine):
+    class TamperedRows(GroupRows):
         def rows_of(self, step: Any) -> Tensor:
             rows = super().rows_of(step).clone()
             change(rows)
             return rows
+
+    class Tampered(SinglePassEngine):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.group_rows = TamperedRows(self.parameters, self.owned)
 
     return Tampered
 
@@ -470,14 +476,16 @@ def test_the_sum_of_the_sketches_shows_it_as_well(
 ) -> None:
     """Without a backward pass for each group."""
 
-    class Tampered(SketchEngine):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, size=2, **kwargs)
-
-        def sketches_of(self, step: Any) -> Tensor:
-            sketches = super().sketches_of(step)
+    class TamperedSketches(GroupSketches):
+        def rows_of(self, step: Any) -> Tensor:
+            sketches = super().rows_of(step)
             change(sketches)
             return sketches
+
+    class Tampered(SketchEngine):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.group_rows = TamperedSketches(self.parameters, self.owned, size=2)
 
     monkeypatch.setattr(auto, "SketchEngine", Tampered)
     torch.manual_seed(0)
@@ -496,4 +504,6 @@ def test_the_sum_of_the_sketches_shows_it_as_well(
     found = engine.group_gradients(losses, ids, [0, 1, 2]).rows
     sketcher = Tampered(model, engine.parameters)
     assert found.shape[1] < expected.shape[1]
-    assert torch.allclose(torch.stack([sketcher.sketch(row) for row in expected]), found, rtol=1e-4, atol=1e-9)
+    assert torch.allclose(
+        torch.stack([sketcher.group_rows.sketch(row) for row in expected]), found, rtol=1e-4, atol=1e-9
+    )

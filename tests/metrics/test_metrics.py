@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
+from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score
 
 from hf_cgd import GroupReport, GroupRobustWarning
@@ -78,13 +79,22 @@ def test_average_weighted_by_training_shares() -> None:
 
 @pytest.mark.parametrize("correct,total", [(8, 10), (0, 10), (10, 10), (1, 2)])
 def test_wilson_interval_of_a_share_that_no_count_gives(correct: int, total: int) -> None:
-    """Of counts it is the interval; between two counts it lies between theirs. Of .8 on 2 that of 2 is no answer."""
-    assert wilson_of_share(correct / total, total) == pytest.approx(wilson_interval(correct, total), abs=1e-12)
+    """Of counts it is scipy's; between two counts it lies between theirs. Of .8 on 2 that of 2 is no answer."""
+    for confidence in (0.8, 0.95):
+        expected = tuple(binomtest(correct, total).proportion_ci(confidence, method="wilson"))
+        assert wilson_interval(correct, total, confidence) == pytest.approx(expected, abs=1e-12)
+        assert wilson_of_share(correct / total, total, confidence) == pytest.approx(expected, abs=1e-12)
     if correct < total:
         between = wilson_of_share((correct + 0.5) / total, total)
         assert wilson_interval(correct, total) < between < wilson_interval(correct + 1, total)
     # z = 1.96: (.8 + z²/4) / (1 + z²/2) = .6027, and z √(.08 + z²/16) / (1 + z²/2) = .3797.
     assert wilson_of_share(0.8, 2) == pytest.approx((0.2231, 0.9824), abs=1e-4)
+
+
+@pytest.mark.parametrize("correct,total", [(3, 2), (-1, 2), (0, 0)])
+def test_wilson_interval_refuses_counts_that_are_none(correct: int, total: int) -> None:
+    with pytest.raises(ValueError, match=f"Expected 0 <= correct <= total and total >= 1, got {correct} of {total}"):
+        wilson_interval(correct, total)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.compiled import engines_for
 from hf_cgd.gradients.engines.per_group import PerGroupCutEngine, PerGroupEngine
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
 from hf_cgd.gradients.engines.sketch import SketchEngine
 from hf_cgd.gradients.engines.static_shapes import StaticShapesEngine
+from hf_cgd.gradients.fast_engine import FastEngine
 from hf_cgd.gradients.signature import ScopeSignature
 from hf_cgd.gradients.verification import StepCheck
 

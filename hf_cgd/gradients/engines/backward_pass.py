@@ -1,13 +1,14 @@
 """What one backward pass through the scope leaves, and the scalar that finishes the step from it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from hf_cgd.gradients.autograd import Cut, RowBlock, scalar_with_gradients, unflatten, weighted_sum
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, OutputGradients, ReusedMemory, scaled_by_example
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import LayerCall, OutputGradients, ReusedMemory, scaled_by_example
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,12 @@ class BackwardPass:
         owned: of each module the parameters of the scope that it holds, by name.
         calls: each with the gradients of its outputs.
         order: the groups.
+        device, dtype: of the losses.
         cut: where the body flows into the scope; None where nothing does.
         at_cut: the gradient there.
         others: parameters outside of the scope that the losses depend on behind the cut.
         outside: of each module the trainable parameters outside of the scope that it holds, by name.
         calls_of_others: the calls that use them, as `calls`.
-        device, dtype: of the losses.
         memory: for a copy that lives within a call of a rule.
     """
 
@@ -32,14 +33,14 @@ class BackwardPass:
     owned: dict[nn.Module, dict[str, nn.Parameter]]
     calls: list[tuple[LayerCall, OutputGradients]]
     order: GroupOrder
-    cut: Cut | None
-    at_cut: Tensor | None
-    others: Sequence[nn.Parameter]
-    outside: dict[nn.Module, dict[str, nn.Parameter]]
-    calls_of_others: list[tuple[LayerCall, OutputGradients]]
     device: torch.device
     dtype: torch.dtype
-    memory: ReusedMemory
+    cut: Cut | None = None
+    at_cut: Tensor | None = None
+    others: Sequence[nn.Parameter] = ()
+    outside: dict[nn.Module, dict[str, nn.Parameter]] = field(default_factory=dict)
+    calls_of_others: Sequence[tuple[LayerCall, OutputGradients]] = ()
+    memory: ReusedMemory = field(default_factory=ReusedMemory)
 
     def scalar(self, loss: Tensor, coefficients: Tensor, known: Sequence[RowBlock]) -> Tensor:
         """The scalar that finishes the step.
@@ -78,7 +79,7 @@ class BackwardPass:
         self,
         found: dict[int, Tensor],
         coefficients: Tensor,
-        calls: list[tuple[LayerCall, OutputGradients]],
+        calls: Sequence[tuple[LayerCall, OutputGradients]],
         held: dict[nn.Module, dict[str, nn.Parameter]],
     ) -> None:
         """Add weighted gradients [numel] of the parameters that are not in `found`, straight from the activations."""

@@ -18,9 +18,10 @@ from hf_cgd.gradients.autograd import (
     unflatten,
     weighted_sum,
 )
-from hf_cgd.gradients.base import FastEngine, GradientEngine, GroupGradients, NotExactError
+from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.compiled import as_hook
-from hf_cgd.gradients.layers.base import GroupOrder
+from hf_cgd.gradients.fast_engine import FastEngine
+from hf_cgd.gradients.group_order import GroupOrder
 from hf_cgd.gradients.structure import LossGraph
 
 

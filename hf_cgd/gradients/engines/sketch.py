@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hf_cgd.gradients.autograd import RowBlock
 from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
+from hf_cgd.gradients.engines.group_rows import GroupRows, vectors_of
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
-from hf_cgd.gradients.gram import gram_matrix
-from hf_cgd.gradients.layers.base import ReusedMemory, products_of_groups
+from hf_cgd.gradients.group_order import products_of_groups
 from hf_cgd.gradients.verification import largest_error
 
 SKETCH_SIZE = 32
@@ -40,8 +40,32 @@ class SketchEngine(SinglePassEngine):
     def __init__(
         self, model: nn.Module, parameters: Sequence[nn.Parameter], size: int = SKETCH_SIZE, seed: int = 0
     ) -> None:
-        super().__init__(model, parameters, memory_budget=0)
-        self._projections: dict[int, tuple[Tensor, Tensor]] = {}
+        super().__init__(model, parameters)
+        self.group_rows: GroupSketches = GroupSketches(self.parameters, self.owned, size, seed)
+
+    def in_row(self, place: int, gradient: Tensor) -> Tensor:
+        """See `FastEngine.in_row`."""
+        return self.group_rows.in_row(place, gradient)
+
+
+class GroupSketches(GroupRows):
+    """Forms the groups' gradients as sketches [G, S].
+
+    Args:
+        parameters, owned: see `GroupRows`.
+        size, seed: see `SketchEngine`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        owned: dict[nn.Module, dict[str, nn.Parameter]],
+        size: int = SKETCH_SIZE,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(parameters, owned)
+        self.projections: dict[int, tuple[Tensor, Tensor]] = {}
+        """The random matrices of a parameter (by id) that is not kept whole."""
         self._sketch_places: dict[int, tuple[int, int]] = {}
         start = 0
         for place, parameter in enumerate(self.parameters):
@@ -52,11 +76,10 @@ class SketchEngine(SinglePassEngine):
                 outputs, inputs = parameter.shape[0], length // parameter.shape[0]
                 left = torch.randn(size, outputs, generator=generator) / size**0.5
                 right = torch.randn(inputs, size, generator=generator) / size**0.5
-                self._projections[id(parameter)] = (left.to(parameter.device), right.to(parameter.device))
+                self.projections[id(parameter)] = (left.to(parameter.device), right.to(parameter.device))
                 length = size**2
             self._sketch_places[id(parameter)] = (start, start + length)
             start += length
-        self._sketch_size = start
 
     def sketch(self, row: Tensor) -> Tensor:
         """Sketch [S] of a gradient [P]."""
@@ -64,9 +87,9 @@ class SketchEngine(SinglePassEngine):
         return torch.cat([self.in_row(place, piece) for place, piece in enumerate(pieces)])
 
     def in_row(self, place: int, gradient: Tensor) -> Tensor:
-        """See `FastEngine.in_row`."""
+        """How the gradient of parameter number `place` stands in a sketch [S]."""
         parameter = self.parameters[place]
-        projections = self._projections.get(id(parameter))
+        projections = self.projections.get(id(parameter))
         if projections is None:
             return gradient.flatten()
         gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
@@ -74,16 +97,16 @@ class SketchEngine(SinglePassEngine):
         return (left @ gradient.view(parameter.shape[0], -1) @ right).flatten()
 
     def gradients_of(self, step: BackwardPass) -> GroupGradients:
-        """See `SinglePassEngine.gradients_of`."""
-        return _SketchGradients(self, step)
+        """See `GroupRows.gradients_of`."""
+        return _Sketches(self, step)
 
     def error_of_row(self, expected: Tensor, row: Tensor, floor: float = 0.0) -> float:
-        """See `SinglePassEngine.error_of_row`; the row is a sketch [S]."""
+        """See `GroupRows.error_of_row`; the row is a sketch [S]."""
         return largest_error([self.sketch(expected)], [row])
 
-    def sketches_of(self, step: BackwardPass) -> Tensor:
+    def rows_of(self, step: BackwardPass) -> Tensor:
         """Sketches [G, S] of the groups' gradients."""
-        groups, vectors = len(step.order.bounds), self.vectors_of(step)
+        groups, vectors = len(step.order.bounds), vectors_of(step)
         pieces = {} if vectors is None else vectors.pieces()
         known = frozenset(pieces)
         factors: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
@@ -100,7 +123,7 @@ class SketchEngine(SinglePassEngine):
                 place = id(parameter)
                 if place in known:
                     continue
-                projections = self._projections.get(place)
+                projections = self.projections.get(place)
                 if projections is None:
                     targets[name] = piece(place)
                     continue
@@ -119,37 +142,28 @@ class SketchEngine(SinglePassEngine):
                 pieces[place] = pieces[place] + product if place in pieces else product
         return torch.cat([piece(id(parameter)) for parameter in self.parameters], dim=1)
 
-    def exact_gram(self, step: BackwardPass) -> Tensor:
-        """Inner products [G, G] of the gradients themselves, in memory for one module at a time that is given back."""
-        if self.shares_parameters:
-            gram = gram_matrix(self.rows_of(step))
-        else:
-            gram, _ = self.gram_by_module(step, True)
-        self._row_memory = ReusedMemory()
-        return gram
-
     def kept_whole(self, sketches: Tensor) -> RowBlock:
         """The gradients that stand in the sketches [G, S] as they are."""
         places = self._sketch_places.items()
-        return RowBlock(sketches, {place: where for place, where in places if place not in self._projections})
+        return RowBlock(sketches, {place: where for place, where in places if place not in self.projections})
 
 
-class _SketchGradients(GroupGradients):
+class _Sketches(GroupGradients):
     reads_graph = False
 
-    def __init__(self, engine: SketchEngine, step: BackwardPass) -> None:
+    def __init__(self, former: GroupSketches, step: BackwardPass) -> None:
         super().__init__()
-        self._engine = engine
+        self._former = former
         self._step = step
         self.others = step.others
 
     def _form_rows(self) -> Tensor:
         with torch.no_grad():
-            return self._engine.sketches_of(self._step)
+            return self._former.rows_of(self._step)
 
     def exact_gram(self) -> Tensor:
-        with torch.no_grad():
-            return self._engine.exact_gram(self._step)
+        # In memory for one module at a time, which is given back.
+        return GroupRows(self._step.parameters, self._step.owned, memory_budget=0).gradients_of(self._step).gram()
 
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
-        return self._step.scalar(loss, coefficients, [self._engine.kept_whole(self.rows)])
+        return self._step.scalar(loss, coefficients, [self._former.kept_whole(self.rows)])

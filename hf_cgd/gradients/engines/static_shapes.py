@@ -15,7 +15,8 @@ from hf_cgd.gradients.autograd import RowBlock
 from hf_cgd.gradients.base import GroupGradients
 from hf_cgd.gradients.engines.backward_pass import BackwardPass
 from hf_cgd.gradients.engines.single_pass import SinglePassEngine
-from hf_cgd.gradients.layers.base import GroupOrder, ReusedMemory
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import ReusedMemory
 
 
 def needs_static_shapes(device: torch.device) -> bool:

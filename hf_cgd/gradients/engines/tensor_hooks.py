@@ -16,34 +16,25 @@ where nothing is sharded.
 
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from hf_cgd.arithmetic import is_on_host
-from hf_cgd.gradients.autograd import Cut, owned_parameters
 from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
-from hf_cgd.gradients.engines.single_pass import SinglePassEngine
-from hf_cgd.gradients.engines.sketch import SketchEngine
-from hf_cgd.gradients.engines.stand_ins import (
-    own_names,
-    placeholder_of,
-    refuse_flat_or_compiled,
-    require_trainable,
-    set_parameters,
-    stand_in_for,
-)
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
-from hf_cgd.gradients.layers.registry import rule_for
+from hf_cgd.gradients.engines.backward_pass import BackwardPass
+from hf_cgd.gradients.engines.group_rows import GroupRows
+from hf_cgd.gradients.engines.hooked_calls import HookedCalls
+from hf_cgd.gradients.engines.sketch import GroupSketches
+from hf_cgd.gradients.engines.stand_ins import refuse_flat_or_compiled
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import LayerCall
 from hf_cgd.gradients.mixing import IndependenceCheck
-from hf_cgd.gradients.recording import BegunCall, least_precise, require_rows, require_separable_examples
-from hf_cgd.gradients.structure import Edge, LossGraph, edge_of, leaves_before
-from hf_cgd.gradients.verification import ArrivingGradients, tolerance_of
-from hf_cgd.models.outputs import tensors_in
+from hf_cgd.gradients.recording import require_rows, require_separable_examples
+from hf_cgd.gradients.structure import LossGraph, leaves_before
+from hf_cgd.gradients.verification import tolerance_of
 from hf_cgd.monitors import GroupRobustWarning
 
 SCALING_NODES = frozenset(f"{name}Backward0" for name in ("Mul", "Div", "Pow", "Where", "MaskedFill"))
@@ -93,58 +84,27 @@ class TensorHookEngine(GradientEngine):
         device: torch.device | None = None,
     ) -> None:
         refuse_flat_or_compiled(model)
-        self._stand_ins: dict[nn.Module, nn.Module] = {}
-        placeholders = {id(p): placeholder_of(p, device) for p in parameters}
-        for module, own in owned_parameters(model, parameters).items():
-            composite = [name for name, child in module.named_children() if any(True for _ in child.parameters())]
-            if composite:
-                raise ValueError(
-                    f"{type(module).__name__} holds the parameters {list(own)} itself, beside those of its parts "
-                    f"({', '.join(composite)}), and tensor hooks cannot tell their gradients. Leave them out of the "
-                    "scope: set gradient_layers to regular expressions that match the other parameters."
-                )
-            self._stand_ins[module] = stand_in_for(module, {name: placeholders[id(p)] for name, p in own.items()})
-        self.parameters = list(placeholders.values())
+        self._hooked = HookedCalls(model, parameters, device)
+        self.parameters = self._hooked.parameters
         """Placeholders of the scope's parameters: their shapes, without values."""
-        engine_class = SketchEngine if sketch else SinglePassEngine
-        self._engine = engine_class(nn.ModuleList(self._stand_ins.values()), self.parameters)
-        self._placeholders = {twin: dict(own) for twin, own in self._engine.owned.items()}
-        self._batch_norms = [part for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-        self._rules: dict[nn.Module, LayerRule] = {}
-        self._whole: dict[nn.Module, dict[str, Tensor]] = {}
+        self._group_rows = (GroupSketches if sketch else GroupRows)(self.parameters, self._hooked.placeholders)
         self._independence = IndependenceCheck()
-        self._computed_in: torch.dtype = torch.float64
-        self._checked = False
-        self._arriving = ArrivingGradients()
-        self._cut: Cut | None
-        self._begun: dict[nn.Module, BegunCall]
         self._unseen: list[nn.Module] = []
-        self._forget_batch()
+        self._coefficients: list[Tensor | None] = [None]
 
     @property
     def size(self) -> int:
         """P, the number of elements of the scope's parameters."""
-        return self._engine.size
+        return self._group_rows.size
 
     def belongs_to(self, model: nn.Module) -> bool:
         """Whether all modules of the scope are (still) parts of the model."""
-        return self._stand_ins.keys() <= set(model.modules())
+        return self._hooked.stand_ins.keys() <= set(model.modules())
 
-    @contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self) -> AbstractContextManager[object]:
         """Goes around the forward pass: within, every use of a module of the scope is noted."""
-        self._forget_batch()
-        hooks = [norm.register_forward_pre_hook(self._refuse_batch_norm) for norm in self._batch_norms]
-        for module in self._stand_ins:
-            # Registered last, a pre-hook runs after those that gather the weights.
-            hooks.append(module.register_forward_pre_hook(self._take_whole, with_kwargs=True))
-            hooks.append(module.register_forward_hook(self._note, with_kwargs=True))
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self._whole = {}
+        self._coefficients = [None]
+        return self._hooked.recording()
 
     def watch(self, losses: Tensor) -> None:
         """Announce the losses [B] that the coming backward pass weighs.
@@ -153,20 +113,20 @@ class TensorHookEngine(GradientEngine):
             ValueError: the recorded pass does not have the needed form.
         """
         with _refusing():
-            calls = [call for call, _ in self._calls]
+            calls = [call for call, _ in self._hooked.calls]
             require_separable_examples(calls, None, len(losses))
-            graph = LossGraph(losses, calls, self._cut, self._places.keys())
+            graph = LossGraph(losses, calls, self._hooked.cut, self._hooked.places.keys())
             self._require_structure(graph, calls)
             # What shards the parameters has freed them by now, or takes any pass for the backward pass.
             if not torch.distributed.is_initialized():
-                self._independence.require(graph, losses, calls, self._cut)
+                self._independence.require(graph, losses, calls, self._hooked.cut)
         losses.register_hook(partial(self._coefficients.__setitem__, 0))
 
     def _require_structure(self, graph: LossGraph, calls: list[LayerCall]) -> None:
         """Check what the graph of the losses shows whatever its numbers are."""
         graph.require_separate_rows()
         for edge, used_by in graph.uses:
-            holders = self._places[edge]
+            holders = self._hooked.places[edge]
             if used_by is None or used_by.module not in holders:
                 raise NotExactError(f"{next(iter(holders.values()))} is used outside of the module that holds it")
         if graph.reduction is not None:
@@ -174,15 +134,17 @@ class TensorHookEngine(GradientEngine):
         for call in calls:
             if call.rule.nodes is not None and graph.nodes[call.number] & SCALING_NODES:
                 raise NotExactError(f"{type(call.module).__name__} scales what it computes")
-        if self._checked:
+        if not self._hooked.follows_weights:
             return
-        self._unseen = [module for module, twin in self._stand_ins.items() if all(c.module is not twin for c in calls)]
+        stand_ins, called = self._hooked.stand_ins, {call.module for call in calls}
+        self._unseen = [module for module, twin in stand_ins.items() if twin not in called]
         if not self._unseen:
             return
-        own = {module: {id(p) for p in module.parameters(recurse=False)} for module in self._stand_ins}
+        own = {module: {id(p) for p in module.parameters(recurse=False)} for module in stand_ins}
         # Where parameters are sharded, others stand in the graph.
         told_apart = any(graph.reached & ids for module, ids in own.items() if module not in self._unseen)
-        before = set() if self._cut is None else leaves_before(self._cut)
+        cut = self._hooked.cut
+        before = set() if cut is None else leaves_before(cut)
         for module in self._unseen:
             if not told_apart or before is None or (graph.reached | before) & own[module]:
                 raise NotExactError(
@@ -200,7 +162,7 @@ class TensorHookEngine(GradientEngine):
             ValueError: a group took part with weight 0, so that nothing of its gradient passed by, or an output of a
                 module has no row for each example.
         """
-        (weights,), calls = self._coefficients, self._calls
+        (weights,), calls = self._coefficients, self._hooked.calls
         if weights is None or all(gradient is None for _, gradients in calls for gradient in gradients):
             raise RuntimeError(
                 "No gradient has passed the outputs of the scope's modules. Call backward() on the loss first; if "
@@ -216,29 +178,20 @@ class TensorHookEngine(GradientEngine):
                     f"The groups number {silent} took part with weight 0, so that the backward pass holds nothing of "
                     "their gradients. Use an objective whose weights stay positive (min_weight > 0)."
                 )
+            step = BackwardPass(self.parameters, self._hooked.placeholders, calls, order, losses.device, losses.dtype)
             with _refusing():
                 for call, gradients in calls:
                     require_rows(call, gradients, len(losses))
-                weighted = self._engine.gradients_of(self._engine.backward_pass(calls, order, losses)).rows
-            if not self._checked:
+                weighted = self._group_rows.gradients_of(step).rows
+            if self._hooked.follows_weights:
                 self._check(weighted.sum(dim=0))
-            self._forget_batch()
+            self._hooked.forget()
+            self._coefficients = [None]
             return GroupGradients(weighted / of_groups[:, None])
-
-    def _forget_batch(self) -> None:
-        """Forget the micro-batch: activations, gradients and copied weights."""
-        self._calls: list[tuple[LayerCall, OutputGradients]] = []
-        self._coefficients: list[Tensor | None] = [None]
-        self._cut = None
-        self._begun = {}
-        self._places: dict[Edge, dict[nn.Module, str]] = {}
-        for twin, own in self._placeholders.items():
-            set_parameters(twin, own)
-        self._arriving.stop()
 
     def _check(self, total: Tensor) -> None:
         """Compare the weighted gradient of the scope, [P] or its sketch, with what arrived at the weights."""
-        self._checked = True
+        self._hooked.follows_weights = False
         if self._unseen:
             unseen = ", ".join(type(module).__name__ for module in self._unseen)
             warnings.warn(
@@ -248,10 +201,10 @@ class TensorHookEngine(GradientEngine):
                 GroupRobustWarning,
                 stacklevel=2,
             )
-        expected = self._arriving.row(self.parameters)
+        expected = self._hooked.arriving.row(self.parameters)
         # Gradients that are zero but for rounding differ by their own size. A small path is found by the graph.
-        error = self._engine.error_of_row(expected, total, 0.01)
-        tolerance = tolerance_of(self._computed_in)
+        error = self._group_rows.error_of_row(expected, total, 0.01)
+        tolerance = tolerance_of(self._hooked.computed_in)
         if not error <= tolerance and bool(expected.isfinite().all()):
             raise ValueError(
                 "The gradients that tensor hooks give do not add up to those of the weights: they differ by "
@@ -259,71 +212,3 @@ class TensorHookEngine(GradientEngine):
                 "the module that holds it (tied weights?). Choose other gradient_layers, or train without sharding "
                 "(DDP), where gradient_engine='per_group' is exact for any network."
             )
-
-    def _refuse_batch_norm(self, module: nn.Module, arguments: Any) -> None:
-        if module.training and (self._calls or module in self._stand_ins):
-            raise ValueError(
-                f"{type(module).__name__} in training mode mixes the examples of a batch, in or behind the gradient "
-                "scope, so that a row of the backward pass is no longer one example's. Tensor hooks cannot be used: "
-                "train without sharding (DDP), where gradient_engine='per_group' is exact, or freeze its statistics "
-                "(eval mode)."
-            )
-
-    def _take_whole(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        twin = self._stand_ins[module]
-        twin.training = module.training
-        require_trainable(module, list(self._placeholders[twin]))
-        if self._cut is None and not self._begun and not self._calls:
-            self._cut = Cut.of((arguments, keywords))
-        rule = self._rules.get(module)
-        number, may_run_again = len(self._calls) + len(self._begun), rule is None or rule.runs_again
-        self._begun[module] = BegunCall(module, (arguments, keywords), number, None, may_run_again)
-        for name, placeholder in self._placeholders[twin].items():
-            weight = getattr(module, name)
-            if torch.is_grad_enabled():
-                self._places.setdefault(edge_of(weight), {})[twin] = f"{type(module).__name__}.{name}"
-            if not self._checked:
-                self._arriving.follow(weight, placeholder)
-        if (rule is not None and not rule.needs_weights) or module in self._whole:
-            return
-        expected = {name: p.shape for name, p in self._placeholders[twin].items()}
-        whole = {name: getattr(module, name).detach() for name in own_names(twin)}
-        found = {name: whole[name].shape for name in expected}
-        if found != expected:
-            raise ValueError(
-                f"Expected the weights of {type(module).__name__} whole in the forward pass, {expected}, got {found}. "
-                "This kind of sharding is not supported with group gradients."
-            )
-        self._whole[module] = whole
-
-    def _note(self, module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        twin = self._stand_ins[module]
-        if not torch.is_grad_enabled():
-            raise ValueError(
-                f"{type(module).__name__}, a module of the gradient scope, runs without a graph, so that tensor hooks "
-                "on its output never fire. Use gradient_checkpointing_kwargs={'use_reentrant': False}, or run the "
-                "module with gradients."
-            )
-        if module in self._whole:
-            whole = self._whole.pop(module)
-            set_parameters(twin, {name: nn.Parameter(p, requires_grad=False) for name, p in whole.items()})
-            if module not in self._rules:
-                self._rules[module] = rule_for(twin, arguments, keywords, output)
-            if self._rules[module].needs_weights:
-                copies = {name: nn.Parameter(value.clone()) for name, value in whole.items()}
-                set_parameters(twin, copies)
-            else:
-                set_parameters(twin, self._placeholders[twin])
-        begun = self._begun.pop(module)
-        every = list(tensors_in(output))
-        places = tuple(place for place, part in enumerate(every) if part.requires_grad)
-        outputs = [every[place] for place in places]
-        gradients: list[Tensor | None] = [None] * len(outputs)
-        self._computed_in = least_precise(self._computed_in, outputs)
-        for place, part in enumerate(outputs):
-            part.register_hook(partial(gradients.__setitem__, place))
-        edges = [get_gradient_edge(part) for part in outputs]
-        call = LayerCall(twin, arguments, keywords, edges, self._rules[module], output_places=places)
-        call.number, call.differentiable_inputs, call.versions = begun.number, begun.inputs, begun.versions
-        call.repeats = begun.trace is not None and not begun.trace.is_left()
-        self._calls.append((call, gradients))

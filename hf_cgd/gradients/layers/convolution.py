@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from hf_cgd.gradients.layers.base import PLAIN_NODES, GroupOrder, LayerCall, LayerRule, OutputGradients
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import PLAIN_NODES, LayerCall, LayerRule, OutputGradients
 
 
 class Conv2dRule(LayerRule):

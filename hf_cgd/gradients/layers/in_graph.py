@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_cgd.gradients.autograd import require_dense
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import LayerCall, LayerRule, OutputGradients
 
 
 class InGraphRule(LayerRule):

@@ -8,14 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_cgd.arithmetic import is_on_host
-from hf_cgd.gradients.layers.base import (
-    PLAIN_NODES,
-    GroupOrder,
-    LayerCall,
-    LayerRule,
-    OutputGradients,
-    ReusedMemory,
-)
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import PLAIN_NODES, LayerCall, LayerRule, OutputGradients, ReusedMemory
 from hf_cgd.models.outputs import tensors_in
 
 AFFINE_NODES = PLAIN_NODES | {

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from hf_cgd.gradients.autograd import require_dense
 from hf_cgd.gradients.base import NotExactError
-from hf_cgd.gradients.layers.base import GroupOrder, LayerCall, LayerRule, OutputGradients, others_zero
+from hf_cgd.gradients.group_order import GroupOrder
+from hf_cgd.gradients.layers.base import LayerCall, LayerRule, OutputGradients, others_zero
 from hf_cgd.models.outputs import tensors_in
 
 
