@@ -23,7 +23,7 @@ from hf_cgd.cli.wilds_predictions import write_wilds_predictions
 from hf_cgd.data.image_preparation import IMAGENET_MEAN, IMAGENET_STD
 from hf_cgd.data.image_reading import with_pixels
 from hf_cgd.models.batch_norm import freeze_batch_norm
-from hf_cgd.tasks.base import Task
+from hf_cgd.tasks.base import Task, TaskInfo
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 
 MAX_LENGTH = 128
@@ -111,7 +111,7 @@ class TaskRecipe:
             splits = task.load("demo" if _is_demo(own) else own.source, own.data_dir)
             set_seed(config.seed)
             model, processor = self._network(task, own, splits)
-            notes = DataNotes(speaks=config.process_index == 0)
+            notes = _notes_on(task.info, _is_demo(own), speaks=config.process_index == 0)
             splits = self._prepared(task, own, config, splits, processor, notes)
         trained: dict[str, Any] = {} if task.info.kind == "pixels" else {"processing_class": processor}
         if getattr(own, "lr_decay_per_epoch", 1.0) != 1.0:
@@ -171,6 +171,15 @@ def scale_of(processor: Any) -> tuple[Sequence[float], Sequence[float]]:
     stated = getattr(processor, "data_config", None) or {}
     mean, std = (stated.get(name) or getattr(processor, f"image_{name}", None) for name in ("mean", "std"))
     return mean or IMAGENET_MEAN, std or IMAGENET_STD
+
+
+def _notes_on(info: TaskInfo, made_up: bool, speaks: bool) -> DataNotes:
+    """What card and record call a benchmark's data, and that it was made up, where it was."""
+    if not made_up:
+        return DataNotes(info.name, speaks=speaks)
+    notes = DataNotes(f"made-up data in the form of {info.name}", speaks=speaks)
+    notes.add(f"The data was made up: nothing here tells how a model fares on {info.name}.", is_loud=False)
+    return notes
 
 
 def _is_demo(chosen: Any) -> bool:

@@ -119,6 +119,7 @@ def test_multinli_local_files_and_yaml(recipe: Recipe, tmp_path: Path, text_mode
     trainer = recipe("multinli_cgd", tmp_path / "run.yaml", "--load_best_model_at_end", "false")
     assert trainer.groups.names == ("no", "yes") and trainer.groups.counts == (12, 12)
     assert type(trainer.optimizer.optimizer).__name__ == "SGD"
+    assert ", trained on multinli with hf_cgd" in (tmp_path / "out" / "README.md").read_text()
 
 
 # ---- Colored-MNIST --------------------------------------------------------------------------------------------------

@@ -147,3 +147,6 @@ def test_civilcomments_made_up(objective: str, recipe: Recipe, capsys: Any) -> N
     assert trainer.state.global_step == 3 and trainer.args.group_sampling == (
         "balanced" if objective == "coral" else "none"
     )
+    card = (Path(trainer.args.output_dir) / "README.md").read_text()
+    assert "trained on made-up data in the form of civilcomments with" in card
+    assert "- The data was made up: nothing here tells how a model fares on civilcomments." in card
