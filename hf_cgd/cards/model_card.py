@@ -22,6 +22,8 @@ OVERALL = {
     "mean_group_accuracy": "Mean over the groups",
     "perplexity": "Perplexity over all tokens",
     "worst_group_perplexity": "Worst group, perplexity (lower is better)",
+    "loss": "Mean loss (lower is better)",
+    "worst_group_loss": "Worst group, loss (lower is better)",
 }
 """What the numbers over all groups are called; others go by their own name."""
 LOADERS = {"text-classification": ("ForSequenceClassification", "AutoTokenizer"),
