@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 STEPS = 20
 """Steps of a probe."""
-_SWAPPED = (
-    "robust_loss", "group_objective", "_forward", "_example_weights", "_reference", "_batches_left", "_seen", "_drawn",
-    "model_accepts_loss_kwargs", "loss_is_scaled_for_ga", "_divides_here", "_beside", "_host_ids", "_own_loss",
-)  # fmt: skip
-"""What the trainer has for its own objective, and for the time of the probe for another one."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +99,15 @@ def _steps(trainer: "GroupRobustTrainer", steps: int) -> Iterator[tuple[list[Any
 def _undisturbed(trainer: "GroupRobustTrainer") -> Iterator[None]:
     """Afterwards trainer, model and random numbers are as they were before."""
     model: nn.Module = trainer._network
-    before = {name: getattr(trainer, name) for name in _SWAPPED if hasattr(trainer, name)}
+    before = dict(vars(trainer))
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         # Collators and data sets draw by Python's and numpy's random numbers too, or by generators of their own.
         with modes_kept(model), undisturbed([trainer.train_dataset, trainer.data_collator]):
             yield
     finally:
-        for name, value in before.items():
-            setattr(trainer, name, value)
+        vars(trainer).clear()
+        vars(trainer).update(before)
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)

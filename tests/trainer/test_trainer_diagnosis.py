@@ -65,7 +65,9 @@ def test_a_run_goes_on_as_if_nothing_had_been_asked(trainer: Build, accumulation
         run.train()
         weights, before = run.group_weights, parameters_of(run.model)
         if asks:
+            held = dict(vars(run))
             assert run.diagnose_groups(steps=3).steps == 3
+            assert vars(run).keys() == held.keys() and all(vars(run)[name] is held[name] for name in held)
         assert torch.equal(run.group_weights, weights) and torch.equal(parameters_of(run.model), before)
         assert all(parameter.grad is None or not parameter.grad.any() for parameter in run.model.parameters())
         runs.append((weights, before, logged(run)))
