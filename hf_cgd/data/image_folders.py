@@ -21,8 +21,8 @@ def read_image_folder(folder: Path) -> DatasetDict:
     """The splits of an image folder: one folder for each class, or a metadata file beside the images.
 
     Raises:
-        ValueError: a metadata.csv without the column `FILE_NAME`, with an image twice, or that does not go with the
-            images.
+        ValueError: a metadata.csv without the column `FILE_NAME`, with an image twice, without an image that it names,
+            or that does not go with the images.
     """
     paths = sorted(folder.rglob("metadata.csv"))
     tables = [read_table(path) for path in paths]
@@ -48,12 +48,26 @@ def _rows_by_image(paths: list[Path], tables: list[Dataset]) -> dict[str, tuple[
             raise ValueError(
                 f"{path}: expected a column {FILE_NAME!r} with the images' names, got {table.column_names}. Add it."
             )
-        for row, name in enumerate(table[FILE_NAME][:]):
-            image = str((path.parent / str(name)).resolve())
+        names = [str(name or "") for name in table[FILE_NAME][:]]
+        _require_images(path, names)
+        for row, name in enumerate(names):
+            image = str((path.parent / name).resolve())
             if image in rows:
                 raise ValueError(f"{path}: expected one row for each image, got two for {name!r}. Remove one.")
             rows[image] = number, row
     return rows
+
+
+def _require_images(path: Path, names: list[str]) -> None:
+    """Raise a ValueError unless each row of the table at `path` names an image that is there."""
+    absolute = [name for name in names if Path(name).is_absolute()]
+    missing = [name for name in names if not name or not (path.parent / name).is_file()]
+    for problem, found in (("have a path that is not relative to its folder", absolute), ("have no image", missing)):
+        if found:
+            raise ValueError(
+                f"{path}: expected in {FILE_NAME!r} the path of an image, relative to the table's folder. "
+                f"{len(found)} of {len(names)} rows {problem}: {listed([repr(name) for name in found])}. Mend or remove them."
+            )
 
 
 def _tell_of_images_left_out(folder: Path, splits: DatasetDict) -> None:

@@ -91,9 +91,14 @@ def test_rows_and_images_that_do_not_go_together(tmp_path: Path, caplog: pytest.
     with caplog.at_level("INFO", "hf_cgd"):
         assert len(sources.load_splits(str(folder))["train"]) == 1
     assert "2 of 3 images have no row in a metadata.csv and are left out: b.png, more/c.png" in caplog.text
-    write_table(folder / "metadata.csv", {"file_name": [str(folder / "a.png")], "label": ["cat"]})
-    with pytest.raises(ValueError, match="'file_name' are relative to its folder, but they cannot be read: Invalid"):
-        sources.load_splits(str(folder))
+    for name, words in (
+        (str(folder / "a.png"), "1 of 2 rows have a path that is not relative to its folder: '/"),
+        ("d.png", "1 of 2 rows have no image: 'd.png'"),
+        (None, "1 of 2 rows have no image: ''"),
+    ):
+        write_table(folder / "metadata.csv", {"file_name": [name, "b.png"], "label": ["cat", "dog"]})
+        with pytest.raises(ValueError, match=f"metadata.csv: expected in 'file_name' the path of an image.*{words}"):
+            sources.load_splits(str(folder))
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
