@@ -66,7 +66,8 @@ def _require_images(path: Path, names: list[str]) -> None:
         if found:
             raise ValueError(
                 f"{path}: expected in {FILE_NAME!r} the path of an image, relative to the table's folder. "
-                f"{len(found)} of {len(names)} rows {problem}: {listed([repr(name) for name in found])}. Mend or remove them."
+                f"{len(found)} of {len(names)} rows {problem}: {listed([repr(name) for name in found])}. "
+                "Mend or remove them."
             )
 
 
