@@ -435,14 +435,13 @@ def test_a_compiled_run_is_the_eager_one(trainer: Build, engine: str) -> None:
 @pytest.mark.slow
 @predicts_one_class
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "by_launcher"),
     [
-        {"cross_terms": "consensus"},
-        {"self_term": "split_half", "weight_timing": "next"},
-        {"interaction_momentum": 0.9, "weight_timing": "next"},
+        ({"cross_terms": "consensus"}, True),
+        ({"self_term": "split_half", "weight_timing": "next"}, False),
+        ({"interaction_momentum": 0.9, "weight_timing": "next"}, False),
     ],
 )
-@pytest.mark.parametrize("by_launcher", [False, True])
 def test_a_network_that_comes_compiled_gives_the_eager_run(
     trainer: Build, changes: dict[str, Any], by_launcher: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
