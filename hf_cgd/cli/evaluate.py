@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from hf_cgd.cli.own_data_options import MAX_LENGTH
 from hf_cgd.cli.parser import add_columns, add_data, parser_of
 
 KINDS = ("text", "image")
@@ -27,7 +28,9 @@ def main(words: Sequence[str]) -> dict[str, Any]:
     columns.add_argument("--text_column", default="text", help="Column of the texts (default: text).")
     columns.add_argument("--text_pair_column", help="Column of second texts, for pairs.")
     columns.add_argument("--image_column", default="image", help="Column of images or their paths (default: image).")
-    columns.add_argument("--max_length", type=int, help="Tokens of a text (default: those of its training, else 128).")
+    columns.add_argument(
+        "--max_length", type=int, help=f"Tokens of a text (default: those of its training, else {MAX_LENGTH})."
+    )
     more = parser.add_argument_group("evaluation")
     more.add_argument(
         "--split", help="train, validation or test; by default test, else validation, else all there is."

@@ -26,6 +26,7 @@ from hf_cgd.cli.data_notes import DataNotes, preparation_of
 from hf_cgd.cli.model_inputs import tokenized, with_pixel_values
 from hf_cgd.cli.networks import NO_NAME
 from hf_cgd.cli.output_folder import prepare_output
+from hf_cgd.cli.own_data_options import MAX_LENGTH
 from hf_cgd.cli.results import summary_of, where_it_is, write_predictions, write_results
 from hf_cgd.data import sources
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
@@ -36,9 +37,6 @@ from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.trainer.config import GroupRobustConfig
 from hf_cgd.trainer.trainer import GroupRobustTrainer
 from hf_cgd.visible_text import quoted_name
-
-MAX_LENGTH = 128
-"""Tokens of a text where it is not known with how many the model was trained."""
 
 
 @dataclass

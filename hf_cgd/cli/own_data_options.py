@@ -12,6 +12,8 @@ DATA_CHECK_HELP = (
     "ends, 'warn' goes on, 'off' does not look."
 )
 
+MAX_LENGTH = 128
+"""Tokens of a text, unless something else is said or known of the model's training."""
 CHANNELS_LAST = "Keep the channels of images innermost in memory: less time for most convolutional networks."
 """Help of the option of that name of `image_classifier`."""
 
@@ -43,7 +45,7 @@ class TextOptions(OwnDataOptions):
     model: str = field(default="distilbert-base-uncased", metadata={"help": "Hub id or local folder."})
     text_column: str = field(default="text", metadata={"help": "Column of the texts."})
     text_pair_column: str | None = field(default=None, metadata={"help": "Column of second texts, for pairs."})
-    max_length: int = field(default=128, metadata={"help": "Tokens of a text; longer ones are cut."})
+    max_length: int = field(default=MAX_LENGTH, metadata={"help": "Tokens of a text; longer ones are cut."})
 
 
 @dataclass

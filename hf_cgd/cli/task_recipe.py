@@ -15,7 +15,7 @@ from hf_cgd.cli.data_notes import DataNotes
 from hf_cgd.cli.epoch_decay import EpochDecay
 from hf_cgd.cli.model_inputs import columns_beside_images, tokenized
 from hf_cgd.cli.networks import image_classifier, text_classifier
-from hf_cgd.cli.own_data_options import CHANNELS_LAST
+from hf_cgd.cli.own_data_options import CHANNELS_LAST, MAX_LENGTH
 from hf_cgd.cli.published import published_table
 from hf_cgd.cli.tiny_networks import tiny_text_classifier
 from hf_cgd.cli.training import metric_prefixes, run, task_options
@@ -25,8 +25,6 @@ from hf_cgd.data.image_reading import with_pixels
 from hf_cgd.models.batch_norm import freeze_batch_norm
 from hf_cgd.tasks.base import Task, TaskInfo
 from hf_cgd.trainer.trainer import GroupRobustTrainer
-
-MAX_LENGTH = 128
 
 
 def _option(name: str, kind: Any, default: Any, help_text: str) -> tuple[str, Any, Any]:

@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict, Image
 from datasets.exceptions import DatasetsError
 
 from hf_cgd.data.table_places import listed
-from hf_cgd.data.tables import read_table
+from hf_cgd.data.tables import read_table, reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +30,15 @@ def read_image_folder(folder: Path) -> DatasetDict:
     try:
         splits = datasets.load_dataset("imagefolder", data_dir=str(folder))
     except DatasetsError as error:
-        reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise ValueError(
             f"{folder}: expected images, and a metadata.csv whose {FILE_NAME!r} are relative to its folder, but they "
-            f"cannot be read: {reason}."
+            f"cannot be read: {reason_of(error)}."
         ) from error
-    if rows:
-        _tell_of_images_left_out(folder, splits)
-    return DatasetDict({name: _as_written(split, tables, rows) for name, split in splits.items()})
+    if not rows:
+        return splits
+    read = {name: _paths_in(split) for name, split in splits.items()}
+    _tell_of_images_left_out(folder, {path for found in read.values() for path in found})
+    return DatasetDict({name: _as_written(split, read[name], tables, rows) for name, split in splits.items()})
 
 
 def _rows_by_image(paths: list[Path], tables: list[Dataset]) -> dict[str, tuple[int, int]]:
@@ -71,8 +72,7 @@ def _require_images(path: Path, names: list[str]) -> None:
             )
 
 
-def _tell_of_images_left_out(folder: Path, splits: DatasetDict) -> None:
-    read = {path for rows in splits.values() for path in _paths_in(rows)}
+def _tell_of_images_left_out(folder: Path, read: set[str | None]) -> None:
     endings = set(PIL.Image.registered_extensions())
     images = [path for path in folder.rglob("*") if path.suffix.lower() in endings]
     left = sorted(str(path.relative_to(folder)) for path in images if str(path.resolve()) not in read)
@@ -90,14 +90,16 @@ def _paths_in(rows: Dataset) -> list[str | None]:
     return [str(Path(image["path"]).resolve()) if image["path"] else None for image in images]
 
 
-def _as_written(split: Dataset, tables: list[Dataset], rows: dict[str, tuple[int, int]]) -> Dataset:
-    """The split, with the columns of the tables as `read_table` gives them."""
+def _as_written(
+    split: Dataset, paths: list[str | None], tables: list[Dataset], rows: dict[str, tuple[int, int]]
+) -> Dataset:
+    """The split, whose images lie at `paths`, with the columns of the tables as `read_table` gives them."""
     pictures = [name for name, feature in split.features.items() if isinstance(feature, Image)]
     of_tables = {name for table in tables for name in table.column_names}
     columns = [name for name in split.column_names if name in of_tables and name not in pictures]
     if not columns or len(pictures) != 1:
         return split
-    places = [None if path is None else rows.get(path) for path in _paths_in(split)]
+    places = [None if path is None else rows.get(path) for path in paths]
     for name in columns:
         given = split[name][:]
         cells = [table[name][:] if name in table.column_names else [None] * len(table) for table in tables]

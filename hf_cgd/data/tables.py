@@ -40,8 +40,9 @@ def read_table(path: str | Path) -> Dataset:
         try:
             return datasets.load_dataset(READERS[path.suffix], data_files={"train": str(path)}, split="train")
         except DatasetsError as error:
-            reason = " ".join(str(error.__cause__ or error).split())[:200]
-            raise ValueError(f"{path}: expected a table of {path.suffix}, but it cannot be read: {reason}.") from error
+            raise ValueError(
+                f"{path}: expected a table of {path.suffix}, but it cannot be read: {reason_of(error)}."
+            ) from error
     separator = "\t" if path.suffix == ".tsv" else ","
     try:
         table = pd.read_csv(path, sep=separator, dtype=str, keep_default_na=False)
@@ -68,6 +69,11 @@ def read_table(path: str | Path) -> Dataset:
         )
     _warn_of_open_quotes(path, table, separator)
     return Dataset.from_dict({str(name): typed(table[name].tolist()) for name in table.columns})
+
+
+def reason_of(error: DatasetsError) -> str:
+    """Why `datasets` cannot read a file, in one line."""
+    return " ".join(str(error.__cause__ or error).split())[:200]
 
 
 def _require_different_names(path: Path, separator: str) -> None:

@@ -117,12 +117,11 @@ class EvaluatingTrainer(Trainer):
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
         self._warn_of_unlabelled(output, description, metric_key_prefix)
-        results = collected.arrays()
         keeps_loss = self._forward.trains_own_loss or self._has_own_loss
         wanted = self.args.metric_for_best_model
         by_tokens, own_metrics = self._forward.by_tokens, names_of(self._own_metrics, [""])
         self.group_evaluation.finish(
-            output, results, metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens,
+            output, collected.arrays(), metric_key_prefix, self.state.global_step, keeps_loss, wanted, by_tokens,
             own_metrics,
         )  # fmt: skip
         if self.is_in_train:
