@@ -27,6 +27,7 @@ from torch import nn
 
 import hf_cgd.distributed.communication
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+from hf_cgd.cli import run_program
 from hf_cgd.robust_loss.estimators import GramEstimator
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -188,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import hf_cgd
 from hf_cgd.cli.parser import TRACEBACK, wants_traceback
+from hf_cgd.cli.program import run_program
 from hf_cgd.visible_text import did_you_mean
 
 
@@ -81,7 +82,7 @@ def _finished(command: Callable[[Sequence[str]], Any], words: Sequence[str], as_
     try:
         # Whoever reads JSON from a pipe gets nothing else there.
         with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            result = command(words)
+            result = run_program(command, words)
     except SystemExit as end:
         # What is wrong with options or data ends a program with a message.
         return _wrong(end.code) if isinstance(end.code, str) else int(end.code or 0)

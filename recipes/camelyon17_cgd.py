@@ -5,10 +5,10 @@ python recipes/camelyon17_cgd.py --data_dir my/camelyon17_v1.0 --preset wilds2.0
 python recipes/camelyon17_cgd.py --demo                                   # offline, about a minute
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.camelyon17 import Camelyon17
 
 RECIPE = TaskRecipe(Camelyon17)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

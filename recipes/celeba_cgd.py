@@ -6,10 +6,10 @@ python recipes/celeba_cgd.py --demo                                 # offline, a
 python -m hf_cgd.experiments celeba -- --data_dir my/celeba         # the paper's column
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.celeba import CelebA
 
 RECIPE = TaskRecipe(CelebA)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

@@ -6,10 +6,10 @@ python recipes/civilcomments_cgd.py --demo                          # offline, a
 python -m hf_cgd.experiments civilcomments -- --data_dir my/civilcomments     # the paper's column
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.civilcomments import CivilComments
 
 RECIPE = TaskRecipe(CivilComments)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

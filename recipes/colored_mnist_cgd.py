@@ -5,10 +5,10 @@ python recipes/colored_mnist_cgd.py --data_dir my/mnist --objective group_dro --
 python recipes/colored_mnist_cgd.py --train_size 10010 --group_column label group --group_sampling balanced
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.colored_mnist import ColoredMNIST
 
 RECIPE = TaskRecipe(ColoredMNIST)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

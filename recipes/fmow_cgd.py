@@ -5,10 +5,10 @@ python recipes/fmow_cgd.py --data_dir my/fmow_v1.1 --preset wilds2.0 --objective
 python recipes/fmow_cgd.py --demo                                         # offline, about a minute
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.fmow import FMoW
 
 RECIPE = TaskRecipe(FMoW)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

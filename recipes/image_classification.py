@@ -5,9 +5,10 @@ python recipes/image_classification.py --dataset table.csv --image_column file -
 python recipes/image_classification.py --dataset owner/name --model google/vit-base-patch16-224 --group_column place
 """
 
+from hf_cgd.cli import run_program
 from hf_cgd.cli.own_data import IMAGE
 
 Options, main = IMAGE.options, IMAGE.main
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -6,9 +6,10 @@ python recipes/language_model.py --sources ... --objective group_dro --reference
 accelerate launch recipes/language_model.py --sources ... --model my/gpt2 --group_sampling weights
 """
 
+from hf_cgd.cli import run_program
 from hf_cgd.cli.language_model import DEFAULTS, LanguageModelOptions, main
 
 Options, defaults = LanguageModelOptions, DEFAULTS
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -5,10 +5,10 @@ python recipes/mnist_settings.py --setting rotation --classes 10 --objective gro
 python -m hf_cgd.experiments mnist_settings -- --data_dir my/mnist        # the paper's Table 2
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.mnist_settings import MNISTSettings
 
 RECIPE = TaskRecipe(MNISTSettings)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

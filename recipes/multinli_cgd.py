@@ -6,10 +6,10 @@ python recipes/multinli_cgd.py --data_dir my/multinli --split group_dro --preset
 python recipes/multinli_cgd.py recipes/configs/multinli_paper.yaml --data_dir my/multinli
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.multinli import MultiNLI
 
 RECIPE = TaskRecipe(MultiNLI)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

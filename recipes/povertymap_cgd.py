@@ -5,10 +5,10 @@ python recipes/povertymap_cgd.py --data_dir my/poverty_v1.1 --preset wilds2.0 --
 python recipes/povertymap_cgd.py --demo                                   # offline, about a minute
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.povertymap import PovertyMap
 
 RECIPE = TaskRecipe(PovertyMap)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

@@ -5,9 +5,10 @@ python recipes/text_classification.py --dataset my/folder --label_column mood --
 python recipes/text_classification.py recipes/configs/text_classification.yaml --dataset owner/name
 """
 
+from hf_cgd.cli import run_program
 from hf_cgd.cli.own_data import TEXT
 
 Options, main = TEXT.options, TEXT.main
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

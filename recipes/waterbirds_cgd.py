@@ -6,10 +6,10 @@ python recipes/waterbirds_cgd.py --demo                                   # offl
 python -m hf_cgd.experiments waterbirds -- --data_dir my/waterbirds       # the paper's column
 """
 
-from hf_cgd.cli import TaskRecipe
+from hf_cgd.cli import TaskRecipe, run_program
 from hf_cgd.tasks.waterbirds import Waterbirds
 
 RECIPE = TaskRecipe(Waterbirds)
 
 if __name__ == "__main__":
-    RECIPE.main()
+    run_program(RECIPE.main)

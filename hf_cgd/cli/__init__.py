@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hf_cgd.cards import REPORT_FILE
     from hf_cgd.cli.command_line import parse_command_line, readable_errors
     from hf_cgd.cli.networks import image_classifier, text_classifier
+    from hf_cgd.cli.program import run_program
     from hf_cgd.cli.task_recipe import TaskRecipe
     from hf_cgd.cli.training import BEST_WORST_GROUP, run, task_options
 else:
@@ -19,6 +20,7 @@ else:
             "readable_errors": "hf_cgd.cli.command_line",
             "image_classifier": "hf_cgd.cli.networks",
             "text_classifier": "hf_cgd.cli.networks",
+            "run_program": "hf_cgd.cli.program",
             "TaskRecipe": "hf_cgd.cli.task_recipe",
             "BEST_WORST_GROUP": "hf_cgd.cli.training",
             "run": "hf_cgd.cli.training",
@@ -34,6 +36,7 @@ __all__ = [
     "parse_command_line",
     "readable_errors",
     "run",
+    "run_program",
     "task_options",
     "text_classifier",
 ]

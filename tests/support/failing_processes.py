@@ -18,6 +18,7 @@ from tiny import text_dataset, tiny_distilbert
 from transformers import default_data_collator
 
 from hf_cgd import GroupRobustTrainer
+from hf_cgd.cli import run_program
 
 ROWS, BAD = 72, 44
 """Rows of a data set, and the number of one that cannot be read: of the second process, in batches of six."""
@@ -117,15 +118,19 @@ def runs(folder: Path) -> dict[str, Callable[[], None]]:
     }
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def main(folder: Path) -> None:
     # A network of so few steps says the same of every row.
     warnings.filterwarnings("ignore", "A single class")
     found = {}
-    for name, start in runs(Path(sys.argv[1])).items():
+    for name, start in runs(folder).items():
         try:
             start()
             found[name] = "finished"
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
-    (Path(sys.argv[1]) / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found))
+    (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run_program(main, Path(sys.argv[1]))

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +25,7 @@ from transformers import TrainerCallback
 
 import hf_cgd.distributed.communication
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+from hf_cgd.cli import run_program
 
 GLOBAL_BATCH = 12
 UNEVEN: dict[str, Any] = {"rows": 57, "accelerator_config": {"even_batches": False}}
@@ -278,11 +279,7 @@ def run_published(output_dir: str, pushes: bool) -> dict[str, Any]:
     return {"report": trainer.group_report().to_dict(), "weights": trainer.group_weights.tolist()}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    # The end of every run collects garbage: not through all modules each time, which takes longer than the run.
-    gc.freeze()
-    folder, source, cases = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CASES)
+def main(folder: Path, source: Path, cases: Sequence[str]) -> None:
     results: dict[str, Any] = {case: run_case(case, str(folder / case)) for case in cases}
     checkpoint = str(source / "cgd momentum" / "checkpoint-3")
     results["resumed"] = run_case("cgd momentum", str(folder / "resumed"), checkpoint)
@@ -296,3 +293,10 @@ if __name__ == "__main__":
         results["published"] = run_published(str(folder / "published"), pushes=True)
     results["many groups"] = run_many_groups(str(folder / "many"))
     (folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    # The end of every run collects garbage: not through all modules each time, which takes longer than the run.
+    gc.freeze()
+    run_program(main, Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:] or list(CASES))

@@ -17,6 +17,7 @@ from tiny import text_dataset, tiny_distilbert, with_lora
 from transformers import DistilBertForSequenceClassification
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+from hf_cgd.cli import run_program
 
 CHECKPOINTED = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "no"}
 ACCUMULATING = {"gradient_accumulation_steps": 2}
@@ -158,4 +159,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # The end of every run collects garbage: not through all modules each time, which takes longer than the run.
     gc.freeze()
-    main(sys.argv[1], Path(sys.argv[2]))
+    run_program(main, sys.argv[1], Path(sys.argv[2]))
