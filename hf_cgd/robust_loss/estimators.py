@@ -205,7 +205,6 @@ class SplitHalfEstimator(GramEstimator):
         rows = slice(None) if groups.rows is None else groups.rows
         ids = torch.from_numpy(groups.numbers[rows])
         halves = 2 * ids + alternating_halves(ids, window.earlier)
-        window.earlier = window.earlier + groups.counts
         of_all = np.full(len(groups.numbers), UNCOUNTED, dtype=np.int64)
         of_all[rows] = halves.numpy()
         return with_stand_ins(torch.from_numpy(of_all)), np.unique(halves.numpy()).tolist()

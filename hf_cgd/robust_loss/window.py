@@ -17,7 +17,7 @@ class StepWindow:
         num_groups: K.
         arithmetic: where counts and sums are kept.
         communication: sums over the processes.
-        numbers_examples: whether it has to be known how many examples of each group come before a process's own, for
+        numbers_examples: whether it has to be known how many examples of each group come before each micro-batch, for
             a make-up of halves that does not depend on the number of processes.
     """
 
@@ -29,7 +29,6 @@ class StepWindow:
         self._communication = communication
         self._numbers_examples = numbers_examples
         self._none = arithmetic.zeros(num_groups)
-        self._no_numbers = torch.zeros(num_groups, dtype=torch.long)
         self.close()
 
     def close(self) -> None:
@@ -42,8 +41,7 @@ class StepWindow:
         """The same on the host; None under fixed shapes, where nobody looks."""
         self.present: Sequence[int] = ()
         """Numbers of the groups that have any; all of them under fixed shapes."""
-        self.earlier: Tensor = self._no_numbers
-        """Examples of each group [K] before the next micro-batch, in the order of processes and micro-batches."""
+        self._earlier: Tensor | None = None
         self.loss_sums: Tensor = self._none
         """Sums of each group's losses [K] on this process so far."""
         self.micro_batches = 0
@@ -55,19 +53,33 @@ class StepWindow:
         """Begin a step with the groups of all its micro-batches on this process; a collective."""
         self.close()
         self.groups = groups
-        counts = sum([part.counts for part in groups[1:]], groups[0].counts) if groups else self._no_numbers
         fixed = self._arithmetic.fixed_shapes
+        none = torch.zeros(self._num_groups, dtype=torch.long)
+        counts = sum([part.counts for part in groups[1:]], groups[0].counts) if groups else none
         counts = self._arithmetic.move(counts) if fixed else counts.to(torch.float64)
         if self._numbers_examples:
-            by_process = self._communication.stacked(counts)
-            counts = by_process.sum(dim=0)
-            self.earlier = self._communication.before(by_process).long()
+            counts, self._earlier = self._numbered(groups)
         else:
             counts = self._communication.sum(counts)
         self.counts = self._arithmetic.move(counts)
         self.counts_on_host = None if fixed else counts
         self.present = range(self._num_groups) if fixed else counts.numpy().nonzero()[0].tolist()
         self.micro_batches = self.remaining = len(groups)
+
+    def _numbered(self, groups: Sequence[BatchGroups]) -> tuple[Tensor, Tensor]:
+        """Examples of each group in the step [K], and before each of this process's micro-batches [M, K].
+
+        The first micro-batches of all processes come before the second ones, as the rows do that they are dealt.
+        """
+        # A loop of one's own may have more of them on one process than on another.
+        most = int(self._communication.gather(torch.tensor([len(groups)])).max())
+        own = torch.zeros(most, self._num_groups, dtype=torch.float64)
+        for number, part in enumerate(groups):
+            own[number] = part.counts
+        by_process = self._communication.stacked(own)
+        in_turn = by_process.sum(dim=0)
+        in_former_turns = in_turn.cumsum(dim=0) - in_turn
+        return in_turn.sum(dim=0), (in_former_turns + self._communication.before(by_process)).long()
 
     @property
     def everyone(self) -> bool:
@@ -78,6 +90,12 @@ class StepWindow:
     def divisors(self) -> Tensor:
         """The counts, with 1 for a group that has none."""
         return self.counts if self.everyone else self.counts.clamp_min(1)
+
+    @property
+    def earlier(self) -> Tensor:
+        """Examples of each group [K] before the latest micro-batch, those of other processes among them."""
+        assert self._earlier is not None
+        return self._earlier[self.micro_batches - self.remaining - 1]
 
     @property
     def is_open(self) -> bool:

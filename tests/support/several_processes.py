@@ -51,6 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
     "cgd momentum": {**CGD, "interaction_momentum": 0.8, "save_strategy": "steps", "save_steps": 3},
     "cgd split halves": {**CGD, "self_term": "split_half"},
     "cgd consensus": {**CGD, "cross_terms": "consensus"},
+    "cgd split halves accumulated": {**CGD, "self_term": "split_half", "micro_batches": 2, "weight_timing": "next"},
+    "cgd consensus accumulated": {**CGD, "cross_terms": "consensus", "micro_batches": 2, "weight_timing": "next"},
     "cgd checkpointing": {
         **CGD,
         "gradient_checkpointing": True,
@@ -123,9 +125,15 @@ class Collectives:
         dist.reduce_scatter_single(output, given)
 
 
-def groups_of_rows(rows: int) -> list[int]:
-    """Processes hold different groups: the first one group 0 only. Groups 2 and 3 are absent from some batches."""
-    first, second = [0] * 6 + [1, 1, 2, 0, 1, 2], [0] * 6 + [1, 1, 1, 3, 1, 3]
+def groups_of_rows(rows: int, case: str = "") -> list[int]:
+    """Processes hold different groups: the first one group 0 only, or nearly. Groups 2 and 3 are absent from some batches.
+
+    Of two micro-batches on two processes, examples of group 0 in the second of one process come behind the other's first.
+    Consensus wants all groups in every batch.
+    """
+    first, second = [0] * 6 + [1, 1, 2, 0, 1, 2], [0] * 5 + [1] + [0, 1, 1, 3, 1, 3]
+    if "consensus" in case:
+        first = second = [0] * 3 + [1, 0, 2] + [0, 1, 2, 3, 2, 3]
     return ((first + second) * (rows // 24 + 1))[:rows]
 
 
@@ -150,7 +158,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     collectives = Collectives(changes.pop("backend", "gloo"))
     args = arguments(output_dir, world, **changes)
     data = token_dataset(tokens, rows) if tokens else text_dataset(rows)
-    data = data.remove_columns("group").add_column("group", groups_of_rows(rows))
+    data = data.remove_columns("group").add_column("group", groups_of_rows(rows, name))
     data = data.add_column("importance", [0.5 + row % 5 / (1 if "weighed" in name else 10) for row in range(rows)])
     if unlabelled:
         labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]

@@ -49,6 +49,7 @@ WITH_THREE = (
 )  # fmt: skip
 RUNS = [(2, case) for case in CASES] + [(3, case) for case in WITH_THREE]
 BESIDES = ("weighed", "unlabelled", "tokens", "excess")
+IN_HALVES = tuple(case for case in CASES if "halves" in case or "consensus" in case)
 WITHOUT_FORMULA = ("cgd momentum", *(case for case in CASES if any(word in case for word in BESIDES)))
 """Cases that say more to one another than the formula of the collectives knows."""
 Results = dict[int, list[dict[str, Any]]]
@@ -140,8 +141,13 @@ def expected_collectives(
     calls = [asks]
     for step, groups in enumerate(present):
         calls.append(asks)
-        # Which half an example is in depends on how many its group has on the processes before.
-        calls.append(("all_reduce", 4 * 8 * (world if case in ("cgd split halves", "cgd consensus") else 1)))
+        # Which half an example is in depends on how many of its group come before it, on any process.
+        turns = CASES[case].get("micro_batches", 1)
+        calls += (
+            [("all_gather", 8), ("all_reduce", 4 * 8 * world * turns)]
+            if case in IN_HALVES
+            else [("all_reduce", 4 * 8)]
+        )
         if step == 0:
             calls += [("all_reduce", 4)] * votes
         if case.startswith("cgd"):
@@ -159,10 +165,10 @@ def test_collectives_are_the_same_on_all_processes_and_as_large_as_the_formula_s
     results: Results, processes: int, case: str
 ) -> None:
     rows = CASES[case].get("rows", 60)
-    groups = groups_of_rows(rows)
+    groups = groups_of_rows(rows, case)
     batches = [Counter(groups[start : start + GLOBAL_BATCH]) for start in range(0, rows, GLOBAL_BATCH)]
-    assert {len(batch) for batch in batches} == {3}
-    rows_of_group = 2 if case in ("cgd split halves", "cgd consensus") else 1
+    assert {len(batch) for batch in batches} == {4 if "consensus" in case else 3}
+    rows_of_group = 2 if case in IN_HALVES else 1
     present = [sum(min(count, rows_of_group) for count in batch.values()) for batch in batches]
     votes = 2 if case.startswith("cgd") and case != "cgd per_group" else 0
     for rank in results[processes]:
