@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,8 @@ def started(*command: Any, cwd: Path | None = None, **environment: str) -> Itera
 
 def end(program: "subprocess.Popen[Any]") -> None:
     """Kill a program that was started in a session of its own, and all that is left of its session."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(program.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     program.wait()
     for pipe in (program.stdout, program.stderr):
         if pipe is not None:
