@@ -1,24 +1,13 @@
-"""Fixtures of all tests."""
+"""Settings of all tests; their fixtures are in support/shared_fixtures.py."""
 
-import machine  # isort: skip  # First: it sets the environment that the others read.
+import machine  # isort: skip  # noqa: F401  # First: it sets the environment that the others read.
 
 import gc
-import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from datasets import disable_progress_bars
 from hypothesis import HealthCheck, settings
-from tiny import text_dataset, tiny_distilbert
-
-from hf_cgd import GroupRobustConfig, GroupRobustTrainer
-
-disable_progress_bars()
-torch.set_num_threads(machine.THREADS)
 
 # The same examples on every machine, and no clock: a slow machine is no error. To look for new counterexamples, use
 # `pytest --hypothesis-profile search`.
@@ -28,58 +17,28 @@ settings.register_profile("search", max_examples=1000, **NO_CLOCK)
 settings.load_profile("same")
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is one of the processes that `pytest -n` starts."""
+    return hasattr(config, "workerinput")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None) and not is_worker(config):
+        # Workers wait for the process that deals the tests out to them: it imports nothing that they need.
+        return
+    config.pluginmanager.import_plugin("shared_fixtures")
     # Not in setup.cfg: pytest would import hf_cgd, to find the class, before the environment above is set.
     config.addinivalue_line("filterwarnings", "error::hf_cgd.monitors.GroupRobustWarning")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that no worker is left with one when the others are done."""
+    if is_worker(config):
+        slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+        items.sort(key=lambda item: -slow[item.path])
 
 
 def pytest_collection_finish() -> None:
     # The end of every run collects garbage: not through all modules each time, which takes longer than the run.
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def freeze_what_is_left() -> Iterator[None]:
-    """What a file's tests imported stays, and need not be looked through either."""
-    yield
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def seeds() -> None:
-    """Random numbers do not depend on which tests ran before."""
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Callable[..., GroupRobustConfig]:
-    """A config for short, quiet runs on the CPU: batches of 4, SGD, constant learning rate, no clipping."""
-
-    def build(**changes: Any) -> GroupRobustConfig:
-        quiet = dict(
-            output_dir=str(tmp_path / "out"), group_column="group", per_device_train_batch_size=4,
-            per_device_eval_batch_size=4, optim="sgd", learning_rate=0.1, lr_scheduler_type="constant",
-            max_grad_norm=0, use_cpu=True, report_to=[], save_strategy="no", logging_steps=1, max_steps=3,
-            disable_tqdm=True, seed=0,
-        )  # fmt: skip
-        return GroupRobustConfig(**{**quiet, **changes})
-
-    return build
-
-
-@pytest.fixture
-def trainer(config: Callable[..., GroupRobustConfig]) -> Callable[..., GroupRobustTrainer]:
-    """A trainer of a tiny DistilBERT on 16 rows in two groups; options of the config go in `args`."""
-
-    def build(args: dict[str, Any] | None = None, **kwargs: Any) -> GroupRobustTrainer:
-        parts: dict[str, Any] = {"train_dataset": text_dataset()}
-        parts.update(kwargs)
-        if "model" not in parts and "model_init" not in parts:
-            parts["model"] = tiny_distilbert()
-        return GroupRobustTrainer(args=config(**(args or {})), **parts)
-
-    return build

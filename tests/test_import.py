@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from programs import HANGS, run, start
+from programs import HANGS, run, started
 
 NO_NETWORK = """
 import socket, sys
@@ -54,7 +54,7 @@ for _ in range(20):
     assert metric.compute()["worst_group_accuracy"] == 1.0
 """
     home = {"HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf")}
-    programs = [start("-c", code, **home) for _ in range(2)]
-    for program in programs:
-        _, error = program.communicate(timeout=HANGS)
-        assert program.returncode == 0, error[-3000:]
+    with started("-c", code, **home) as first, started("-c", code, **home) as second:
+        for program in (first, second):
+            _, error = program.communicate(timeout=HANGS)
+            assert program.returncode == 0, error[-3000:]

@@ -1,10 +1,10 @@
 import os
-import subprocess
-import sys
+import signal
 import textwrap
 from pathlib import Path
 
 import pytest
+from programs import run
 
 from hf_cgd.whole_files import whole_file, write_whole
 
@@ -45,7 +45,7 @@ def test_a_program_killed_in_mid_write_leaves_the_old_file(tmp_path: Path) -> No
             unfinished.write_text("half")
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(path)], check=False, timeout=120)
+    run("-c", textwrap.dedent(program), path, code=-signal.SIGKILL)
     assert path.read_text() == "old"
     # The other half of the oracle: the program had begun to write.
     assert [file.read_text() for file in tmp_path.glob("file.*.part")] == ["half"]

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -235,8 +235,10 @@ def _last_checkpoint(folder: Path) -> str | None:
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:
+    # It may end in between: the other runs are to be stopped all the same.
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
 
 
 def _tail(path: Path) -> str:

@@ -4,8 +4,6 @@ import json
 import logging
 import re
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
@@ -19,6 +17,7 @@ import timm
 import torch
 from made_files import write_images, write_table
 from PIL import Image
+from programs import run as run_program
 from scipy.stats import chi2_contingency
 from timm.models import save_for_hf
 from tiny import tiny_distilbert
@@ -95,9 +94,8 @@ for words in (["--help"], ["train", "text", "--help"], ["train", "image", "-h"],
 heavy = [name for name in ("torch", "transformers", "datasets", "numpy", "pandas", "yaml") if name in sys.modules]
 assert heavy == [], heavy
 """.replace("COMMANDS", repr([name for name in COMMANDS if name != "experiments"]))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert all(f"  {name} " in done.stdout for name in COMMANDS) and "examples:" in done.stdout
+    printed, _ = run_program("-c", code)
+    assert all(f"  {name} " in printed for name in COMMANDS) and "examples:" in printed
 
 
 @pytest.mark.parametrize("kind", KINDS)

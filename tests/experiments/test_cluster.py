@@ -2,14 +2,13 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from grids import RECIPE, starts
 from paths import ROOT
-from programs import HANGS, start
+from programs import HANGS, started, wait_until
 
 from hf_cgd.experiments import Cluster, Grid, load_results, run_grid
 from hf_cgd.experiments.cluster import JOB_FILE, JobPool
@@ -55,18 +54,16 @@ def test_a_program_that_is_killed_in_the_middle_leaves_its_job_and_nothing_is_ru
     # The run ends when there are two files here: its own, and one that the test writes later.
     words = ["--objectives", "erm", "--seeds", "0", "--output_dir", folder, "--cluster", "local", "--cluster_options",
              "timeout_min=60", "--", "--begun", begun, "--wait_for", "2"]  # fmt: skip
-    killed = start("-m", "hf_cgd.experiments", RECIPE, *words, cwd=ROOT)
-    for _ in range(20 * HANGS):
-        if (folder / "erm/seed-0/starts.txt").exists() and (folder / "erm/seed-0" / JOB_FILE).exists():
-            break
-        time.sleep(0.05)
-    killed.kill()
-    killed.wait(HANGS)
-    assert load_results(Grid(RECIPE, ("erm",), seeds=(0,), options={"begun": str(begun), "wait_for": 2}), folder) == []
-    (begun / "the test").touch()
-    outcome = run(Grid(RECIPE, ("erm",), seeds=(0,), options={"begun": str(begun), "wait_for": 2}), folder)
-    assert len(outcome.results) == 1 and not outcome.failures
-    assert len(starts(folder)["erm/seed-0"]) == 1, "the job that was left has done it"
+    with started("-m", "hf_cgd.experiments", RECIPE, *words, cwd=ROOT) as killed:
+        wait_until(lambda: starts(folder).get("erm/seed-0") and (folder / "erm/seed-0" / JOB_FILE).exists(), killed)
+        killed.kill()
+        killed.wait(HANGS)
+        grid = Grid(RECIPE, ("erm",), seeds=(0,), options={"begun": str(begun), "wait_for": 2})
+        assert load_results(grid, folder) == []
+        (begun / "the test").touch()
+        outcome = run(grid, folder)
+        assert len(outcome.results) == 1 and not outcome.failures
+        assert len(starts(folder)["erm/seed-0"]) == 1, "the job that was left has done it"
 
 
 def test_a_job_that_is_in_the_queue_is_waited_for_and_not_handed_over_again(tmp_path: Path) -> None:

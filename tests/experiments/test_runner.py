@@ -5,15 +5,14 @@ import math
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from grids import RECIPE, run, small, starts
 from paths import ROOT
-from programs import HANGS, start
+from programs import HANGS, started, wait_until
 
 from hf_cgd.experiments import Grid, load_results
 from hf_cgd.experiments.__main__ import main
@@ -123,17 +122,9 @@ def test_each_worker_has_its_share_of_the_machine(monkeypatch: pytest.MonkeyPatc
     assert worker_environments(2)[0]["OMP_NUM_THREADS"] == "1"
 
 
-def program(folder: Path, *words: str) -> "subprocess.Popen[str]":
+def program(folder: Path, *words: str) -> AbstractContextManager["subprocess.Popen[str]"]:
     command = ["-m", "hf_cgd.experiments", RECIPE, "--objectives", "erm", "--seeds", "0", "--output_dir", folder]
-    return start(*command, *words, cwd=ROOT)
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    for _ in range(50 * HANGS):
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"waited for {HANGS} seconds in vain")
+    return started(*command, *words, cwd=ROOT)
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -147,25 +138,34 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
+@contextmanager
+def none_left(folder: Path) -> Iterator[None]:
+    """Recipes that hang are in sessions of their own, and end with nobody."""
+    try:
+        yield
+    finally:
+        for process in processes_of(folder):
+            os.kill(process, signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc to look for processes")
 def test_stopped_and_killed_programs(tmp_path: Path) -> None:
     """One that is told to stop stops its runs. One that is killed leaves a run, which keeps others off its folder."""
     folder = tmp_path / "runs"
-    stopped = program(folder, "--", "--hang")
-    wait_until(lambda: (folder / "erm/seed-0/starts.txt").exists())
-    stopped.terminate()
-    assert stopped.wait(HANGS) != 0
-    wait_until(lambda: not processes_of(folder))
-    killed = program(folder, "--", "--hang")
-    wait_until(lambda: len(starts(folder).get("erm/seed-0", [])) == 2)
-    killed.kill()
-    killed.wait(HANGS)
-    assert processes_of(folder), "the run goes on"
-    busy = run(Grid(RECIPE, ("erm",), seeds=(0,), options={"hang": True}), folder)
-    assert [each.name for each in busy.busy] == ["erm/seed-0"] and not busy.results
-    for process in processes_of(folder):
-        os.kill(process, signal.SIGKILL)
+    with none_left(folder):
+        with program(folder, "--", "--hang") as stopped:
+            wait_until(lambda: starts(folder).get("erm/seed-0"), stopped)
+            stopped.terminate()
+            assert stopped.wait(HANGS) != 0
+            wait_until(lambda: not processes_of(folder))
+        with program(folder, "--", "--hang") as killed:
+            wait_until(lambda: len(starts(folder).get("erm/seed-0", [])) == 2, killed)
+            killed.kill()
+            killed.wait(HANGS)
+        assert processes_of(folder), "the run goes on"
+        busy = run(Grid(RECIPE, ("erm",), seeds=(0,), options={"hang": True}), folder)
+        assert [each.name for each in busy.busy] == ["erm/seed-0"] and not busy.results
 
 
 def test_runs_on_other_files_than_now_are_told_of_and_never_gone_on_with(

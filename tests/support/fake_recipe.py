@@ -22,14 +22,16 @@ parser.add_argument("--group_column", nargs="+")
 own, rest = parser.parse_known_args()
 
 folder = own.output_dir
+# Whoever was to end it may be gone.
+last = time.monotonic() + 1800
 folder.mkdir(parents=True, exist_ok=True)
 with open(folder / "starts.txt", "a", encoding="utf-8") as file:
     file.write(f"{own.resume_from_checkpoint}\n")
 if own.begun is not None:
     (own.begun / str(folder).replace("/", "_")).touch()
-    while own.wait_for and len(list(own.begun.iterdir())) < own.wait_for:
+    while own.wait_for and len(list(own.begun.iterdir())) < own.wait_for and time.monotonic() < last:
         time.sleep(0.02)
-while own.hang:
+while own.hang and time.monotonic() < last:
     time.sleep(0.1)
 if own.fail and own.fail in str(folder) and own.broken.exists():
     sys.exit("the disk is full")

@@ -8,11 +8,13 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -304,6 +306,7 @@ def at_this_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> Iterator[HubServ
         monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.url)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        # The client's waits between its tries.
-        monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", lambda seconds: None)
+        # The client's waits between its tries, and no one else's.
+        impatient = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
+        monkeypatch.setattr(huggingface_hub.utils._http, "time", impatient)
         yield server

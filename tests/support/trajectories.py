@@ -13,8 +13,6 @@ import json
 import math
 import os
 import platform
-import socket
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -27,6 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from programs import run_together
 from torch import Tensor, nn
 from transformers import (
     DistilBertConfig,
@@ -373,29 +372,8 @@ def numbers_of(metrics: dict[str, Any] | None) -> Record:
 @cache
 def two_processes() -> dict[str, Record]:
     """The records of both processes for each of `PAIRED`, from one launch."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "PYTHONPATH": os.pathsep.join(part for part in path if part),
-    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--process-of", folder]
-        logs = [Path(folder) / f"rank{rank}.log" for rank in range(2)]
-        processes = []
-        for rank, log in enumerate(logs):
-            own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with log.open("w") as output:
-                processes.append(subprocess.Popen(command, env=own, stdout=output, stderr=subprocess.STDOUT))
-        try:
-            codes = [process.wait(timeout=600) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        if any(codes):
-            raise RuntimeError("\n".join(log.read_text()[-3000:] for log in logs))
+        run_together(2, __file__, "--process-of", folder)
         first, second = (json.loads((Path(folder) / f"rank{rank}.json").read_text()) for rank in range(2))
     return {name: {"first": first[name], "second": second[name]} for name in PAIRED}
 

@@ -8,20 +8,17 @@ import json
 import pytest
 import torch
 from failing_processes import SENTENCE
-from paths import RECIPES, SUPPORT
-from programs import run
+from paths import SUPPORT
+from programs import run_together
 
 from hf_cgd.distributed.communication import Communication
 from hf_cgd.trainer.same_batches import SameBatches
-
-TWO_CPUS = RECIPES / "accelerate" / "cpu-2proc.yaml"
 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     folder = tmp_path_factory.mktemp("failing")
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", TWO_CPUS, "--main_process_port", 0]
-    run(*launcher, SUPPORT / "failing_processes.py", folder, OMP_NUM_THREADS="1")
+    run_together(2, SUPPORT / "failing_processes.py", folder)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from paths import SUPPORT
-from programs import run
+from programs import run_together
 from sharded_processes import SETUPS, result_of, train
 from tiny import predicts_one_class, tiny_distilbert
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
@@ -42,9 +42,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[di
         if launcher not in found:
             failed[launcher] = "did not end"
             place = tmp_path_factory.mktemp(launcher)
-            program = ["-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2]
             try:
-                run(*program, SUPPORT / "sharded_processes.py", launcher, place, OMP_NUM_THREADS="1")
+                run_together(2, "-W", "ignore", SUPPORT / "sharded_processes.py", launcher, place)
             except AssertionError as error:
                 failed[launcher] = str(error)
                 raise
