@@ -11,6 +11,7 @@ import numpy as np
 from datasets import Dataset
 
 from hf_cgd.cards import load_run
+from hf_cgd.cli.run_folder import run_folder_of
 from hf_cgd.data.columns import column_names, read_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.row_digests import RowDigests
@@ -127,9 +128,8 @@ def preparation_of(model: str | Path) -> Mapping[str, Any]:
     Args:
         model: folder of a run or of one of its checkpoints, or id on the Hub.
     """
-    place = Path(model)
     try:
-        record = load_run(place.parent if place.is_dir() and place.name.startswith("checkpoint-") else model)
+        record = load_run(run_folder_of(model))
     except (OSError, ValueError):
         # No run of ours, or the Hub cannot be asked.
         return {}

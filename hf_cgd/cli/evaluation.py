@@ -28,6 +28,7 @@ from hf_cgd.cli.networks import NO_NAME
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import MAX_LENGTH
 from hf_cgd.cli.results import summary_of, where_it_is, write_predictions, write_results
+from hf_cgd.cli.run_folder import run_folder_of
 from hf_cgd.data import sources
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.row_digests import RowDigests, digests_of_images, digests_of_texts
@@ -128,24 +129,25 @@ def _note_training_rows(
 ) -> None:
     """Tell how many rows are training rows of the model.
 
-    Where the model's folder has no digests of them, only the name tells: that of a file, or of the training split.
+    Where the run's folder has no digests of them, only the name tells: that of a file, or of the training split.
     """
     if not Path(own.model).is_dir():
         return
-    notes.training_rows = RowDigests.load(own.model)
+    folder = run_folder_of(own.model)
+    notes.training_rows = RowDigests.load(folder)
     if notes.training_rows is not None:
         notes.add_training_rows(split, digests(), rows, own.group_column)
         return
-    if not (Path(own.model) / RUN_FILE).is_file():
+    if not (folder / RUN_FILE).is_file():
         return
-    record = load_run(own.model)
+    record = load_run(folder)
     if record.objective is not None and notes.name == record.data.name and (
         Path(own.data).is_file() or split == "train"
     ):  # fmt: skip
         notes.add(
             f"The model was trained on {notes.name}. If these are the same rows, it has seen most of them, and its "
             "numbers flatter it.",
-            f"Evaluate rows that it was not trained on; {own.model}/{REPORT_FILE} has those of its validation rows.",
+            f"Evaluate rows that it was not trained on; {folder}/{REPORT_FILE} has those of its validation rows.",
         )
 
 

@@ -21,6 +21,7 @@ from hf_cgd.cli.networks import classes_of, image_classifier, text_classifier
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
 from hf_cgd.cli.results import left_in, summary_of, where_it_is
+from hf_cgd.cli.run_folder import run_folder_of
 from hf_cgd.cli.training import BEST_WORST_GROUP, complete_results, run
 from hf_cgd.data import sources
 from hf_cgd.data.row_digests import MOST, RowDigests, digests_of_images, digests_of_texts
@@ -170,7 +171,8 @@ def _where_it_was_trained(own: Any, config: RecipeConfig) -> Path:
     checkpoint = config.resume_from_checkpoint
     if checkpoint is True:
         return Path(config.output_dir or "")
-    return Path(checkpoint).parent if isinstance(checkpoint, str) and Path(checkpoint).is_dir() else Path(own.model)
+    resumes = isinstance(checkpoint, str) and Path(checkpoint).is_dir()
+    return run_folder_of(checkpoint if resumes else own.model)
 
 
 def _warn_of_another_draw(own: Any, config: RecipeConfig) -> None:
