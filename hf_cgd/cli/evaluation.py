@@ -29,6 +29,7 @@ from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import MAX_LENGTH
 from hf_cgd.cli.results import summary_of, where_it_is, write_predictions, write_results
 from hf_cgd.cli.run_folder import run_folder_of
+from hf_cgd.cli.text_length import require_room_for
 from hf_cgd.data import sources
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.row_digests import RowDigests, digests_of_images, digests_of_texts
@@ -50,6 +51,7 @@ class _Flags:
     image_column: str = ""
     group_column: str = ""
     output_dir: str = ""
+    max_length: int | None = None
 
 
 def evaluate(own: Namespace) -> dict[str, Any]:
@@ -84,6 +86,8 @@ def evaluate(own: Namespace) -> dict[str, Any]:
             rows = in_classes_of(model, rows, own.label_column, own.labels)
             _note_classes(notes, split, rows)
             rows = _prepared(own, kind, split, rows, inputs, processor, notes)
+            if kind == "text":
+                require_room_for(model, DatasetDict({split: rows}), "max_length", notes.preparation["max_length"])
         trainer = GroupRobustTrainer(model=model, args=config, eval_dataset=rows, processing_class=processor)
         trainer.data_preparation, trainer.data_cautions = notes.preparation, notes.cautions
         prefix = "eval" if split == "validation" else split

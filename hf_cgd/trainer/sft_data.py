@@ -21,6 +21,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from hf_cgd.data.group_shares import GroupShares, told_of_cut_texts
+from hf_cgd.data.lengths import lengths_of
 from hf_cgd.data.training_groups import is_stream
 from hf_cgd.monitors import GroupRobustWarning
 
@@ -173,9 +174,10 @@ def _prepared_and_cut(
     marked = {"assistant_only_loss": False, "completion_only_loss": False}
     found = prepare(numbered["train_dataset"], numbered.get("eval_dataset"), **marked)
     after = {"train_dataset": found.train_dataset, "eval_dataset": found.eval_dataset}
-    cut, dropped = {}, {}
+    cut: dict[str, GroupShares] = {}
+    dropped: dict[str, GroupShares] = {}
     for name, rows in before.items():
-        long = np.array([len(ids) > max_length for ids in rows["input_ids"]], dtype=bool)
+        long = lengths_of(rows, "input_ids") > max_length
         gone = ~np.isin(np.arange(len(rows)), after[name][ROW][:])
         cut |= {name: GroupShares.of(long, rows, columns)} if long.any() else {}
         dropped |= {name: GroupShares.of(gone, rows, columns)} if gone.any() else {}
