@@ -76,6 +76,7 @@ class RunRecord:
         weights: group weights of the step that the model is of, by name; {} for none.
         steps: optimizer steps of the run; None where it is not known.
         kept_step: the step whose model was kept as the best; None for that of the last step.
+        compared: evaluations of the run by which its best model was chosen; None where it is not known.
         model, data: what is known of them.
         versions: of the libraries, by name.
     """
@@ -91,6 +92,7 @@ class RunRecord:
     weights: Mapping[str, float] = field(default_factory=dict)
     steps: int | None = None
     kept_step: int | None = None
+    compared: int | None = None
     model: ModelFacts = field(default_factory=ModelFacts)
     data: DataFacts = field(default_factory=DataFacts)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +116,7 @@ class RunRecord:
                 "weights": self.weights,
                 "steps": self.steps,
                 "kept_step": self.kept_step,
+                "compared": self.compared,
                 "model": vars(self.model),
                 "data": vars(self.data),
                 "versions": self.versions,

@@ -53,8 +53,8 @@ def limits(record: RunRecord) -> list[str]:
     chosen_on = _chosen_on(record)
     if chosen_on is not None:
         found.append(
-            f"The model was chosen among several by its numbers on the {chosen_on} set, so those flatter it. A set "
-            "that had no part in the choice is the better judge."
+            f"The model was chosen among {record.compared or 'several'} by its numbers on the {chosen_on} set, so "
+            "those flatter it. A set that had no part in the choice is the better judge."
         )
     found.append(
         "Only the groups that are listed were looked at. Others, and groups within these groups, may fare worse."
@@ -71,8 +71,8 @@ def gives_one_class(history: Sequence[Mapping[str, Any]], step: int) -> bool:
 
 
 def _chosen_on(record: RunRecord) -> str | None:
-    """The evaluation set that the model was chosen on, None where it was not or the set is not reported."""
-    if not record.training.get("load_best_model_at_end"):
+    """The evaluation set that the model was chosen on, None where it is not reported or there was no choice."""
+    if not record.training.get("load_best_model_at_end") or record.compared in (0, 1):
         return None
     wanted = str(record.training.get("metric_for_best_model") or "").removeprefix("eval_")
     # Of several sets the metric names one: "eval_hospital_worst_group_accuracy". The longest name is meant.

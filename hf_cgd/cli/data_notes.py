@@ -11,18 +11,12 @@ import numpy as np
 from datasets import Dataset
 
 from hf_cgd.cards import load_run
-from hf_cgd.data.columns import column_names, read_columns
-from hf_cgd.data.groups import GroupInfo
+from hf_cgd.cli.run_folder import run_folder_of
+from hf_cgd.data.group_shares import GroupShares, told_of_cut_texts
 from hf_cgd.data.row_digests import RowDigests
 from hf_cgd.monitors import GroupRobustWarning
-from hf_cgd.visible_text import quoted_name
 
 logger = logging.getLogger(__name__)
-
-LOUD = 0.01
-"""From this share of the rows, or of those of one group, on a caution is a warning."""
-NAMED = 5
-"""Groups that a caution names."""
 
 
 @dataclass
@@ -68,12 +62,8 @@ class DataNotes:
         self.preparation["max_length"] = max_length
         shares = {split: GroupShares.of(one, splits[split], groups) for split, one in cut.items() if one.any()}
         if shares:
-            told = "; ".join(f"{split}: {share}" for split, share in shares.items())
-            self.add(
-                f"Texts of more than {max_length} tokens were cut, and the rest was not read. {told}.",
-                "Groups with longer texts are hurt more. --max_length sets the number of tokens.",
-                any(share.greatest >= LOUD for share in shares.values()),
-            )
+            told, advice, is_loud = told_of_cut_texts(shares, max_length)
+            self.add(told, f"{advice} --max_length sets the number of tokens.", is_loud)
 
     def add_other_texts(
         self, trained_as: Mapping[str, Any], columns: Sequence[str], max_length: int | None = None
@@ -117,7 +107,7 @@ class DataNotes:
             f"The model was trained on inputs that are in the {split} set as well, so its numbers there flatter it. "
             f"{split}: {share}.{part}",
             "Take such rows out of one of the two.",
-            share.greatest >= LOUD,
+            share.is_loud,
         )
 
 
@@ -127,64 +117,9 @@ def preparation_of(model: str | Path) -> Mapping[str, Any]:
     Args:
         model: folder of a run or of one of its checkpoints, or id on the Hub.
     """
-    place = Path(model)
     try:
-        record = load_run(place.parent if place.is_dir() and place.name.startswith("checkpoint-") else model)
+        record = load_run(run_folder_of(model))
     except (OSError, ValueError):
         # No run of ours, or the Hub cannot be asked.
         return {}
     return {} if record.objective is None else record.data.preparation
-
-
-@dataclass(frozen=True)
-class GroupShares:
-    """How many rows are concerned, in all and of each group."""
-
-    hits: int
-    rows: int
-    by_group: Mapping[str, tuple[int, int]]
-    """Hits and rows of each group; {} where the groups are not known."""
-
-    @classmethod
-    def of(
-        cls, hit: np.ndarray, rows: Dataset, columns: Sequence[str], among: np.ndarray | None = None
-    ) -> "GroupShares":
-        """Count.
-
-        Args:
-            hit: which rows are concerned; bool [N].
-            rows: the N rows.
-            columns: group columns.
-            among: which of the rows count; bool [N], None for all.
-        """
-        counted = np.ones(len(rows), dtype=bool) if among is None else among
-        by_group = {}
-        if columns and set(columns) <= set(column_names(rows) or ()):
-            try:
-                with warnings.catch_warnings():
-                    # Whoever evaluates the groups tells these things.
-                    warnings.simplefilter("ignore", GroupRobustWarning)
-                    read = read_columns(rows, columns)
-                    groups = GroupInfo.from_columns(read)
-                    ids = groups.encode_columns(read)
-            except ValueError:
-                # Of values that name no group it is told elsewhere.
-                return cls(int(hit.sum()), int(counted.sum()), {})
-            hits, sizes = (np.bincount(ids[one], minlength=len(groups)).tolist() for one in (hit, counted))
-            by_group = {n: (h, size) for n, h, size in zip(groups.names, hits, sizes, strict=True) if size}
-        return cls(int(hit.sum()), int(counted.sum()), by_group)
-
-    @property
-    def greatest(self) -> float:
-        """The greatest share, of all rows or of one group."""
-        return max([self.hits / max(self.rows, 1), *(hits / size for hits, size in self.by_group.values())])
-
-    def __str__(self) -> str:
-        whole = f"{self.hits:,} of {self.rows:,} ({self.hits / max(self.rows, 1):.1%})"
-        found = sorted(((h / size, size, name) for name, (h, size) in self.by_group.items() if h), reverse=True)
-        if len(self.by_group) < 2:
-            return whole
-        told = [f"{quoted_name(name)} {share:.1%} of {size:,}" for share, size, name in found[:NAMED]]
-        more = f" and {len(found) - NAMED} more groups" if len(found) > NAMED else ""
-        none = len(self.by_group) - len(found)
-        return f"{whole}; {', '.join(told)}{more}{f', no row of {none} other(s)' if none else ''}"

@@ -28,6 +28,8 @@ from hf_cgd.cli.networks import NO_NAME
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import MAX_LENGTH
 from hf_cgd.cli.results import summary_of, where_it_is, write_predictions, write_results
+from hf_cgd.cli.run_folder import run_folder_of
+from hf_cgd.cli.text_length import require_room_for
 from hf_cgd.data import sources
 from hf_cgd.data.columns import class_names_of, read_columns, require_columns
 from hf_cgd.data.row_digests import RowDigests, digests_of_images, digests_of_texts
@@ -49,6 +51,7 @@ class _Flags:
     image_column: str = ""
     group_column: str = ""
     output_dir: str = ""
+    max_length: int | None = None
 
 
 def evaluate(own: Namespace) -> dict[str, Any]:
@@ -83,6 +86,8 @@ def evaluate(own: Namespace) -> dict[str, Any]:
             rows = in_classes_of(model, rows, own.label_column, own.labels)
             _note_classes(notes, split, rows)
             rows = _prepared(own, kind, split, rows, inputs, processor, notes)
+            if kind == "text":
+                require_room_for(model, DatasetDict({split: rows}), "max_length", notes.preparation["max_length"])
         trainer = GroupRobustTrainer(model=model, args=config, eval_dataset=rows, processing_class=processor)
         trainer.data_preparation, trainer.data_cautions = notes.preparation, notes.cautions
         prefix = "eval" if split == "validation" else split
@@ -128,24 +133,25 @@ def _note_training_rows(
 ) -> None:
     """Tell how many rows are training rows of the model.
 
-    Where the model's folder has no digests of them, only the name tells: that of a file, or of the training split.
+    Where the run's folder has no digests of them, only the name tells: that of a file, or of the training split.
     """
     if not Path(own.model).is_dir():
         return
-    notes.training_rows = RowDigests.load(own.model)
+    folder = run_folder_of(own.model)
+    notes.training_rows = RowDigests.load(folder)
     if notes.training_rows is not None:
         notes.add_training_rows(split, digests(), rows, own.group_column)
         return
-    if not (Path(own.model) / RUN_FILE).is_file():
+    if not (folder / RUN_FILE).is_file():
         return
-    record = load_run(own.model)
+    record = load_run(folder)
     if record.objective is not None and notes.name == record.data.name and (
         Path(own.data).is_file() or split == "train"
     ):  # fmt: skip
         notes.add(
             f"The model was trained on {notes.name}. If these are the same rows, it has seen most of them, and its "
             "numbers flatter it.",
-            f"Evaluate rows that it was not trained on; {own.model}/{REPORT_FILE} has those of its validation rows.",
+            f"Evaluate rows that it was not trained on; {folder}/{REPORT_FILE} has those of its validation rows.",
         )
 
 

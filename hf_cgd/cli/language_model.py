@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from hf_cgd.cli.command_line import parse_command_line, readable_errors
+from hf_cgd.cli.text_length import require_room_for
 from hf_cgd.cli.training import BEST_WORST_GROUP, run
 from hf_cgd.data.text_sources import SOURCE, demo_sources, held_out, read_sources, splits_of
 from hf_cgd.trainer.trainer import GroupRobustTrainer
@@ -95,6 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> GroupRobustTrainer:
         set_seed(config.seed)
         model = model_for(own, tokenizer)
         reference = None if own.reference_model is None else AutoModelForCausalLM.from_pretrained(own.reference_model)
+        for one in (model, reference):
+            if one is not None:
+                require_room_for(one, splits, "block_length", own.block_length)
     options: dict[str, Any] = {} if reference is None else {"reference_losses": reference}
     trainer = run(config, model, splits, processing_class=tokenizer, data_collator=default_data_collator, **options)
     if trainer.group_weights is not None and trainer.is_world_process_zero():

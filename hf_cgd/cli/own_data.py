@@ -21,6 +21,8 @@ from hf_cgd.cli.networks import classes_of, image_classifier, text_classifier
 from hf_cgd.cli.output_folder import prepare_output
 from hf_cgd.cli.own_data_options import ImageOptions, TextOptions
 from hf_cgd.cli.results import left_in, summary_of, where_it_is
+from hf_cgd.cli.run_folder import run_folder_of
+from hf_cgd.cli.text_length import require_room_for
 from hf_cgd.cli.training import BEST_WORST_GROUP, complete_results, run
 from hf_cgd.data import sources
 from hf_cgd.data.row_digests import MOST, RowDigests, digests_of_images, digests_of_texts
@@ -98,6 +100,8 @@ class OwnDataRecipe:
             if config.process_index == 0 and own.data_check != "off":
                 self._note_training_rows(own, config, splits, notes)
             splits = self.prepare(own, config, splits, processor, notes)
+            if isinstance(own, TextOptions):
+                require_room_for(model, splits, "max_length", own.max_length)
         if own.compare is None:
             return run(config, model, splits, notes, processing_class=processor)
         evaluated = [name for name in splits if name != "train"]
@@ -170,7 +174,9 @@ def _where_it_was_trained(own: Any, config: RecipeConfig) -> Path:
     checkpoint = config.resume_from_checkpoint
     if checkpoint is True:
         return Path(config.output_dir or "")
-    return Path(checkpoint).parent if isinstance(checkpoint, str) and Path(checkpoint).is_dir() else Path(own.model)
+    if isinstance(checkpoint, str) and Path(checkpoint).is_dir():
+        return run_folder_of(checkpoint)
+    return run_folder_of(own.model)
 
 
 def _warn_of_another_draw(own: Any, config: RecipeConfig) -> None:

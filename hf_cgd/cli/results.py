@@ -82,6 +82,7 @@ def write_results(
             "weights": {},
             "steps": None,
             "kept_step": None,
+            "compared": None,
         }
         write_card(replace(record, reports=reports, groups=None, **unknown), folder, draw=pictures)
 

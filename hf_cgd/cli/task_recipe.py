@@ -17,6 +17,7 @@ from hf_cgd.cli.model_inputs import columns_beside_images, tokenized
 from hf_cgd.cli.networks import image_classifier, text_classifier
 from hf_cgd.cli.own_data_options import CHANNELS_LAST, MAX_LENGTH
 from hf_cgd.cli.published import published_table
+from hf_cgd.cli.text_length import require_room_for
 from hf_cgd.cli.tiny_networks import tiny_text_classifier
 from hf_cgd.cli.training import metric_prefixes, run, task_options
 from hf_cgd.cli.wilds_predictions import write_wilds_predictions
@@ -110,7 +111,7 @@ class TaskRecipe:
             set_seed(config.seed)
             model, processor = self._network(task, own, splits)
             notes = _notes_on(task.info, _is_demo(own), speaks=config.process_index == 0)
-            splits = self._prepared(task, own, config, splits, processor, notes)
+            splits = self._prepared(task, own, config, splits, model, processor, notes)
         trained: dict[str, Any] = {} if task.info.kind == "pixels" else {"processing_class": processor}
         if getattr(own, "lr_decay_per_epoch", 1.0) != 1.0:
             trained["callbacks"] = [EpochDecay(own.lr_decay_per_epoch)]
@@ -144,12 +145,20 @@ class TaskRecipe:
         return model, processor
 
     def _prepared(
-        self, task: Task, own: Any, config: RecipeConfig, splits: DatasetDict, processor: Any, notes: DataNotes
+        self,
+        task: Task,
+        own: Any,
+        config: RecipeConfig,
+        splits: DatasetDict,
+        model: torch.nn.Module,
+        processor: Any,
+        notes: DataNotes,
     ) -> DatasetDict:
         info = task.info
         if info.kind == "text":
             splits, cut = tokenized(splits, info.inputs, processor, own.max_length, own.num_proc)
             notes.add_cut_texts(cut, splits, config.group_column or (), own.max_length)
+            require_room_for(model, splits, "max_length", own.max_length)
             return splits
         if info.kind == "pixels":
             return splits

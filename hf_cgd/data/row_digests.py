@@ -64,10 +64,9 @@ class RowDigests:
 
     @classmethod
     def load(cls, folder: str | Path) -> "RowDigests | None":
-        """Those beside a model, or beside the checkpoint's folder; None where there are none."""
-        places = [Path(folder), *([Path(folder).parent] if Path(folder).name.startswith("checkpoint-") else [])]
-        path = next((place / FILE for place in places if (place / FILE).is_file()), None)
-        if path is None:
+        """Those that lie in a run's folder; None where there are none."""
+        path = Path(folder) / FILE
+        if not path.is_file():
             return None
         with np.load(path) as stored:
             return cls(stored["digests"], int(stored["bound"]))

@@ -348,9 +348,13 @@ class GroupRobustLoss:
         self._group_losses.add_later(losses, group_ids)
         self._state.steps += is_last
 
+    def read_checks(self) -> None:
+        """Report what no step may look at, such as losses that are not finite; a wait for a device."""
+        self._update.read_checks()
+
     def drain_group_losses(self) -> dict[str, float]:
         """Mean training loss of each group since the last call, by name; groups without examples are left out."""
-        self._update.read_checks()
+        self.read_checks()
         return self._group_losses.drain()
 
     def drain_group_excess(self) -> dict[str, float]:
@@ -377,7 +381,7 @@ class GroupRobustLoss:
         """
         if snapshot is None and self._window.is_open:
             raise RuntimeError("The state can only be saved between optimizer steps, not in the middle of one.")
-        self._update.read_checks()
+        self.read_checks()
         return {**(snapshot or self._state).to_dict(self.objective, self.groups), **self._terms}
 
     def state_tensors(self, snapshot: LossState | None = None) -> dict[str, Tensor]:

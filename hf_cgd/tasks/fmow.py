@@ -69,6 +69,7 @@ INFO = TaskInfo(
         "the Hub has its test split alone (djghosh/wds_wilds-fmow_test), so nothing to train on",
     ),
     size="141,696 images, of which 76,863 train; 54 GB packed",
+    split_counts={"train": 76_863},
     hyperparameters={
         "paper": Hyperparameters(WILDS_1, SAMPLED, IMAGES),
         "wilds1.2": Hyperparameters(WILDS_1, SAMPLED, IMAGES),

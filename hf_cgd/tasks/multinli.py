@@ -47,8 +47,12 @@ SPLIT_FRACTIONS = (0.5, 0.2, 0.3)
 """Train, validation and test of Sagawa et al."""
 SPLIT_FILE = "metadata_random.csv"
 SPLIT_FILE_COLUMNS = ("gold_label", "sentence2_has_negation", "split")
-GROUP_DRO_SIZES = {"train": 206175, "validation": 82462, "test": 123712}
-"""Rows of the splits in that file; 412,349 in all."""
+SIZES: dict[SplitName, dict[str, int]] = {
+    "group_dro": {"train": 206175, "validation": 82462, "test": 123712},
+    "genres": {"train": 392702, "validation": 9815, "test": 9832},
+}
+"""Rows of the splits in that file, and of the parts of the corpus; 412,349 in all. Draws of one's own have other ones
+by whether the rows without a label are still in the files."""
 SPLIT_FILE_LABELS = ("contradiction", "entailment", "neutral")
 """The classes in the order in which the file of Sagawa et al. numbers them."""
 
@@ -142,9 +146,8 @@ class MultiNLI(Task):
 
     @property
     def info(self) -> TaskInfo:
-        """The same in all settings but for the caveat."""
-        sizes = GROUP_DRO_SIZES if self.split == "group_dro" else {}
-        return replace(INFO, caveat=CAVEATS[self.split], split_counts=sizes)
+        """The same in all settings but for the caveat and the sizes of splits."""
+        return replace(INFO, caveat=CAVEATS[self.split], split_counts=SIZES.get(self.split, {}))
 
     def _from_hub(self, folder: Path | None) -> DatasetDict:
         advice = (

@@ -61,7 +61,8 @@ def diagnose(trainer: "GroupRobustTrainer", steps: int) -> GroupDiagnosis:
     with _undisturbed(trainer):
         # A step may be in progress, whose group ids are needed yet; and what is said of a loss of the model's own, the
         # run's objective is to say.
-        trainer._beside, trainer._host_ids, trainer._own_loss = BesideBatches(), HostIds(), OwnLoss()
+        trainer._beside, trainer._own_loss = BesideBatches(), OwnLoss()
+        trainer._host_ids = HostIds(trainer._communication, trainer.args.device)
         trainer._own_loss.is_settled = True
         trainer.robust_loss = trainer._build_loss(probe)
         trainer._drawn = None if trainer._drawn is None else trainer._drawn.still()
@@ -73,6 +74,7 @@ def diagnose(trainer: "GroupRobustTrainer", steps: int) -> GroupDiagnosis:
                 with trainer.compute_loss_context_manager():
                     inputs = trainer._prepare_inputs(batch)
                     trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
+        trainer._host_ids.require_same()
     return diagnosis_of(probe.kept)
 
 

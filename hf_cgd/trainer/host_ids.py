@@ -9,8 +9,11 @@ from torch import Tensor
 
 from hf_cgd.arithmetic import moved
 from hf_cgd.data.groups import UNCOUNTED
+from hf_cgd.distributed.communication import Communication
+from hf_cgd.gradients import needs_static_shapes
 from hf_cgd.models.example_losses import is_labelled
 from hf_cgd.models.heads import Head
+from hf_cgd.trainer.same_batches import raise_everywhere
 
 HOST_IDS = "__group_ids_on_host__"
 """Batch key of the ids as an array, which no loader moves to a device."""
@@ -68,9 +71,20 @@ class AllLabelledCollator:
 
 
 class HostIds:
-    """Finds the ids of a batch on the host, and sees to it that they are those of the batch."""
+    """Finds the ids of a batch on the host, and sees to it that they are those of the batch.
 
-    def __init__(self) -> None:
+    Args:
+        communication: of the processes.
+        device: of the run.
+
+    Attributes:
+        keeps_copies: whether collators keep a copy of the ids on the host. On the CPU they are there anyhow, and where
+            shapes are fixed nobody asks for them.
+    """
+
+    def __init__(self, communication: Communication, device: torch.device) -> None:
+        self.keeps_copies = device.type != "cpu" and not needs_static_shapes(device)
+        self._communication = communication
         self._differ: Tensor | None = None
 
     def of(self, taken: Mapping[str, Any], key: str, labels: Any, head: Head) -> Tensor | None:
@@ -96,13 +110,25 @@ class HostIds:
         return on_host
 
     def require_same(self) -> None:
-        """Raise a ValueError if a batch since the last call had other ids than its copy on the host; a wait."""
+        """Raise an error if a batch since the last call had other ids than its copy on the host; a wait, a collective.
+
+        Raises:
+            ValueError: one of this process had.
+            RuntimeError: one of another process had.
+        """
         differ, self._differ = self._differ, None
+        failure = None
         if differ is not None and bool(differ):
-            raise ValueError(
+            failure = ValueError(
                 "The group ids or the labels of a batch were changed after the collator made it, so that the copy on "
                 f"the host is another's. Change them in the collator, or take {HOST_IDS!r} out of the batch."
             )
+        if not self.keeps_copies or self._communication.num_processes == 1:
+            if failure is not None:
+                raise failure
+        elif not self._communication.all_agree(failure is None):
+            # The others would wait for this process in their next step.
+            raise_everywhere(failure, self._communication)
 
 
 def ids_that_count(group_ids: Tensor, labels: Any, head: Head) -> Tensor:

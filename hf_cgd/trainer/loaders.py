@@ -21,7 +21,7 @@ from hf_cgd.robust_loss.loss import GroupRobustLoss
 from hf_cgd.trainer.beside_batches import BesideBatches, without
 from hf_cgd.trainer.continuity import seed_of_order, settings_of_run
 from hf_cgd.trainer.group_setup import GroupSetup
-from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIdsCollator
+from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIds, HostIdsCollator
 from hf_cgd.trainer.same_batches import share_failures
 
 LOADERS = ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader")
@@ -32,6 +32,7 @@ class GroupDataTrainer(Trainer):
 
     group_objective: Objective
     _setup: GroupSetup
+    _host_ids: HostIds
     _own_collator: Any = None
     """The user's collator, while `data_collator` is the one that keeps group ids."""
     _asked_for_sampler = False
@@ -84,9 +85,7 @@ class GroupDataTrainer(Trainer):
         if needs_static_shapes(self.args.device):
             is_read = isinstance(head, ExampleHead) and head.has_classes and self.group_objective.reads
             return AllLabelledCollator(collator, names[0], self.group_objective.name) if is_read else collator
-        if self.args.device.type == "cpu":
-            return collator
-        return HostIdsCollator(collator, self._setup.key, names, head)
+        return HostIdsCollator(collator, self._setup.key, names, head) if self._host_ids.keeps_copies else collator
 
     @contextmanager
     def _keeping_ids(self, dataset: Any, is_training: bool) -> Iterator[None]:

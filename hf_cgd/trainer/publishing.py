@@ -31,6 +31,7 @@ from hf_cgd.trainer.run_facts import (
     data_facts,
     is_timm,
     model_facts,
+    models_compared,
     settings_of,
     training_of,
     versions,
@@ -120,6 +121,7 @@ class PublishingTrainer(Trainer):
             weights=weights,
             steps=self.state.global_step,
             kept_step=self._kept_step,
+            compared=models_compared(self.state.log_history, self.args.metric_for_best_model),
             model=model_facts(self._unwrapped(), finetuned_from, task, self._class_names()),
             data=replace(
                 data_facts(

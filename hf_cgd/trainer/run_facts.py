@@ -139,6 +139,18 @@ def training_of(args: TrainingArguments) -> dict[str, Any]:
     return found
 
 
+def models_compared(log_history: Sequence[Mapping[str, Any]], metric: str | None) -> int | None:
+    """How many models of a run the best one was chosen among, by the Trainer's log; None before anything was trained.
+
+    Evaluations behind the entry that ends a run are of the model that was chosen.
+    """
+    ends = next((place for place, entry in enumerate(log_history) if "train_runtime" in entry), len(log_history))
+    if metric is None or not any("loss" in entry or "train_runtime" in entry for entry in log_history):
+        return None
+    name = f"eval_{metric.removeprefix('eval_')}"
+    return len({entry["step"] for entry in log_history[:ends] if name in entry})
+
+
 def versions() -> dict[str, str]:
     """Of the libraries that are installed, and of Python."""
     found = {"python": platform.python_version()}

@@ -7,18 +7,30 @@ that never forms logits, and `compute_loss_func` goes with 2.0. What is used her
 `train_dataset`, `eval_dataset` and `data_collator`.
 """
 
+import logging
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import datasets
+import numpy as np
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 
+from hf_cgd.data.group_shares import GroupShares, told_of_cut_texts
+from hf_cgd.data.lengths import lengths_of
+from hf_cgd.data.training_groups import is_stream
+from hf_cgd.monitors import GroupRobustWarning
+
+logger = logging.getLogger(__name__)
+
 PACKING = "wrapped"
 """The strategy of packing whose rows are examples of equal length."""
+ROW = "row (hf_cgd)"
+"""A column that holds, while rows are cut, which they were."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +41,13 @@ class SFTData:
         train_dataset: rows with `input_ids`, `labels` (-100 where a token does not count) and the group columns.
         eval_dataset: the same; None for none.
         data_collator: pads them.
+        cautions: sentences on what was cut of the texts, for `GroupRobustTrainer.data_cautions`.
     """
 
     train_dataset: Any
     eval_dataset: Any
     data_collator: Any
+    cautions: Sequence[str] = ()
 
 
 def prepare_sft(
@@ -49,6 +63,10 @@ def prepare_sft(
         data = prepare_sft(train, tokenizer, "source", assistant_only_loss=True, max_length=512)
         trainer = GroupRobustTrainer(model, args, train_dataset=data.train_dataset, data_collator=data.data_collator,
                                      group_column="source")
+        trainer.data_cautions = data.cautions
+
+    Texts longer than `max_length` tokens (by default trl's) are cut, and rows of which nothing is left that counts are
+    dropped. How many of which groups is told, by a warning where it is one in a hundred or more.
 
     Args:
         train_dataset: in a format of trl: `text`, `messages`, or `prompt` and `completion`; and the group column(s).
@@ -80,22 +98,23 @@ def prepare_sft(
             raise ValueError(
                 f"{name} has no column {missing}, which group_column names; it has {dataset.column_names}."
             )
-    quiet = {"bf16": False, "fp16": False, "report_to": [], **options}
+    # A number of steps is asked for where a stream has no length; none is taken.
+    quiet = {"bf16": False, "fp16": False, "report_to": [], "max_steps": 1, **options}
 
-    def prepare(train: Any, evaluation: Any) -> SFTData:
+    def prepare(train: Any, evaluation: Any, **others: Any) -> SFTData:
         with tempfile.TemporaryDirectory() as folder, _state_of_accelerate_kept():
             trainer = SFTTrainer(
                 model=_placeholder(processing_class),
-                args=SFTConfig(folder, **quiet),
+                args=SFTConfig(folder, **{**quiet, **others}),
                 train_dataset=train,
                 eval_dataset=evaluation,
                 processing_class=processing_class,
-                formatting_func=formatting_func,
+                formatting_func=None if _has_tokens(train) else formatting_func,
             )
         return SFTData(trainer.train_dataset, trainer.eval_dataset, trainer.data_collator)
 
     if not packs:
-        return prepare(train_dataset, eval_dataset)
+        return _prepared_and_cut(prepare, train_dataset, eval_dataset, columns, SFTConfig.max_length, options)
     packs_eval = options.get("eval_packing") in (None, True)
     whole = prepare(train_dataset.select(range(1)), None if packs_eval else eval_dataset)
     return SFTData(
@@ -123,6 +142,69 @@ def _require_rows_that_are_examples(options: dict[str, Any], processing_class: A
             f"prepare_sft prepares text and needs a tokenizer, got {type(processing_class).__name__}. Pass the "
             "processor's tokenizer, or prepare images in a collator of your own."
         )
+
+
+def _has_tokens(dataset: Any) -> bool:
+    return "input_ids" in (dataset.column_names or ())
+
+
+def _prepared_and_cut(
+    prepare: Callable[..., SFTData],
+    train: Any,
+    evaluation: Any,
+    columns: Sequence[str],
+    default: int | None,
+    options: dict[str, Any],
+) -> SFTData:
+    """The rows made ready whole, and then cut, so that it can be told which were: trl itself says nothing."""
+    max_length = options.get("max_length", default)
+    if max_length is None:
+        return prepare(train, evaluation)
+    if is_stream(train) or (evaluation is not None and is_stream(evaluation)):
+        logger.info("prepare_sft: the texts of a stream are cut at %d tokens, and not counted", max_length)
+        return prepare(train, evaluation)
+    whole = prepare(train, evaluation, max_length=None, shuffle_dataset=False)
+    before = {"train_dataset": whole.train_dataset, "eval_dataset": whole.eval_dataset}
+    before = {name: rows for name, rows in before.items() if rows is not None and _has_tokens(rows)}
+    if "train_dataset" not in before:
+        # trl was told to prepare nothing.
+        return whole
+    numbered = {name: rows.add_column(ROW, range(len(rows))) for name, rows in before.items()}
+    # What counts has been marked.
+    marked = {"assistant_only_loss": False, "completion_only_loss": False}
+    found = prepare(numbered["train_dataset"], numbered.get("eval_dataset"), **marked)
+    after = {"train_dataset": found.train_dataset, "eval_dataset": found.eval_dataset}
+    cut: dict[str, GroupShares] = {}
+    dropped: dict[str, GroupShares] = {}
+    for name, rows in before.items():
+        long = lengths_of(rows, "input_ids") > max_length
+        gone = ~np.isin(np.arange(len(rows)), after[name][ROW][:])
+        cut |= {name: GroupShares.of(long, rows, columns)} if long.any() else {}
+        dropped |= {name: GroupShares.of(gone, rows, columns)} if gone.any() else {}
+        after[name] = after[name].remove_columns([ROW])
+    return SFTData(**after, data_collator=whole.data_collator, cautions=_told(cut, dropped, max_length))
+
+
+def _told(cut: dict[str, GroupShares], dropped: dict[str, GroupShares], max_length: int) -> list[str]:
+    """Tell of rows that were cut, and of those that were dropped then; the sentences."""
+    cautions = []
+    if cut:
+        caution, advice, is_loud = told_of_cut_texts(cut, max_length)
+        cautions.append(caution)
+        _tell(f"{caution} {advice} max_length sets the number of tokens.", is_loud)
+    if dropped:
+        caution = "Rows of which the cut left no token that counts were dropped. "
+        caution += "; ".join(f"{name}: {share}" for name, share in dropped.items()) + "."
+        cautions.append(caution)
+        _tell(f"{caution} Raise max_length, or set truncation_mode='keep_end'.", True)
+    return cautions
+
+
+def _tell(words: str, is_loud: bool) -> None:
+    if is_loud:
+        warnings.warn(words, GroupRobustWarning, stacklevel=5)
+    else:
+        logger.info(words)
 
 
 def _packed_by_group(pack: Callable[[Any], Any], dataset: Any, columns: Sequence[str]) -> Any:

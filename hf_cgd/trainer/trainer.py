@@ -108,7 +108,7 @@ class GroupRobustTrainer(
         self._group_log: GroupLog | None = None
         self._parent_accepts_loss_kwargs = self.model_accepts_loss_kwargs
         self._own_loss = OwnLoss()
-        self._host_ids = HostIds()
+        self._host_ids = HostIds(self._communication, self.args.device)
         self.group_evaluation = GroupEvaluation()
         self.group_evaluation.class_names = class_names_of(self.model)
         self.all_metrics = self.group_evaluation.latest
@@ -259,7 +259,10 @@ class GroupRobustTrainer(
             self._group_log.note(self.robust_loss, self.state.global_step)
 
     def end_run(self) -> None:
-        """Called when no step will follow."""
+        """Called when no step will follow, nor an entry of the log, with which checks are read on a device."""
+        self._host_ids.require_same()
+        if self.robust_loss is not None:
+            self.robust_loss.read_checks()
         if self._drawn is not None:
             self._drawn.follows = False
 

@@ -384,6 +384,24 @@ def test_the_set_that_a_model_was_chosen_on_is_said_to_flatter() -> None:
     assert "chosen among" not in told({"test": report}, "worst_group_accuracy")
 
 
+@pytest.mark.parametrize(("every", "compared"), [(4, 1), (2, 2), (1, 4)])
+def test_a_model_was_chosen_among_as_many_as_were_evaluated(tmp_path: Path, every: int, compared: int) -> None:
+    """Four steps, evaluated after some of them; the evaluation of the model that is kept is no further choice."""
+    options = dict(eval_strategy="steps", eval_steps=every, save_strategy="steps", save_steps=every,
+                   metric_for_best_model="worst_group_accuracy", load_best_model_at_end=True)  # fmt: skip
+    trainer = build_trainer(tmp_path, options)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    trainer.evaluate()
+    trainer.create_model_card()
+    record, text = load_run(tmp_path), card_of(trainer).text
+    assert record.compared == compared
+    assert ("chosen among" in text) == (compared > 1)
+    assert f"chosen among {compared} by its numbers on the validation set" in text or compared == 1
+    # Nobody knows of a run whose record is older.
+    assert "chosen among several by" in " ".join(limits(replace(record, compared=None)))
+
+
 def test_groups_without_a_finite_value_leave_the_worst_open() -> None:
     rows = (GroupRow("a", count=500, pearson=0.8), GroupRow("b", count=500), GroupRow("c"))
     report = GroupReport(rows, {"pearson": 0.7}, "erm")

@@ -21,8 +21,9 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 from hf_cgd import GroupRobustWarning
 from hf_cgd.__main__ import main
 from hf_cgd.cards import load_run
-from hf_cgd.cli.data_notes import DataNotes, GroupShares
+from hf_cgd.cli.data_notes import DataNotes
 from hf_cgd.cli.model_inputs import tokenized
+from hf_cgd.data.group_shares import GroupShares
 from hf_cgd.data.row_digests import FILE, RowDigests
 
 Told = Callable[..., tuple[dict[str, Any], str]]

@@ -320,3 +320,27 @@ def test_a_step_of_the_trainer_waits_for_no_device(
     assert waits.found == []
     losses = trainer.robust_loss.drain_group_losses()
     assert set(losses) == {"a", "b", "c"}, "the steps were counted"
+
+
+@pytest.mark.parametrize("of_device", [False, True])
+def test_a_run_without_a_log_tells_at_its_end_of_losses_that_are_not_finite(
+    of_device: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the host the step itself tells; on a device, where no step looks, nothing else would."""
+    if of_device:
+        monkeypatch.setattr("hf_cgd.trainer.engine_choice.arithmetic_on", lambda device: DeviceArithmetic(CPU, False))
+    torch.manual_seed(0)
+    rows = [
+        {"x": [1.0] * 4 + [1e38 * (place == 5)], "labels": place % 2, "group": "ab"[place % 2]} for place in range(8)
+    ]
+    options = {"logging_strategy": "no", "save_strategy": "no", "report_to": "none", "use_cpu": True, "max_steps": 2}
+    args = GroupRobustConfig(
+        str(tmp_path), objective="group_dro", group_column="group", nonfinite="raise", learning_rate=0.0, **options
+    )
+    model = WithLoss()
+    with torch.no_grad():
+        model.first.weight.fill_(1e3)
+    with pytest.raises(
+        FloatingPointError, match=r"step\(s\) up to number 2.*b" if of_device else "In optimizer step 1.*b"
+    ):
+        GroupRobustTrainer(model=model, args=args, train_dataset=rows).train()

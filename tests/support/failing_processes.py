@@ -84,6 +84,29 @@ def run(folder: Path, data: Any, evaluation: Any = None, **options: Any) -> None
         trainer.evaluate()
 
 
+class ChangedIds(GroupRobustTrainer):
+    """Keeps copies of the ids as on a GPU; on the second process the ids change after the collator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._host_ids.keeps_copies = True
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any) -> Any:
+        """The batches, with the ids of other groups."""
+
+        def changed(batch: Any) -> Any:
+            batch[self.group_key] = (batch[self.group_key] + int(os.environ["RANK"])) % 3
+            return batch
+
+        return super().get_batch_samples(map(changed, epoch_iterator), *args)
+
+
+def run_with_changed_ids(folder: Path) -> None:
+    """Train, with an entry of the log after the second step, at which the ids are looked at."""
+    args = arguments(str(folder), int(os.environ["WORLD_SIZE"]), objective="group_dro", max_steps=20, logging_steps=2)
+    ChangedIds(tiny_distilbert(), args, train_dataset=rows_with(False)).train()
+
+
 def runs(folder: Path) -> dict[str, Callable[[], None]]:
     """Each run by its name."""
     accumulated = {"micro_batches": 2, "weight_timing": "next"}
@@ -99,6 +122,7 @@ def runs(folder: Path) -> dict[str, Callable[[], None]]:
         "bad weight, erm": lambda: run(folder, stream_with(0.0), objective="erm", example_weight_column="number"),
         "bad weight": lambda: run(folder, stream_with(0.0), example_weight_column="number", **accumulated),
         "bad reference": lambda: run(folder, stream_with(float("nan")), reference_losses="number"),
+        "changed ids": lambda: run_with_changed_ids(folder),
         "uneven batches": lambda: run(
             folder, rows_with(False).select(range(51)), accelerator_config={"even_batches": False}
         ),

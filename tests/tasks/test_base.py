@@ -124,6 +124,29 @@ def test_other_splits_than_published_are_warned_of(tmp_path: Path) -> None:
     Counted(rows=3).load("demo")
 
 
+ROWS = {
+    ("povertymap", "fold", "A"): 19_669 - 1_000,
+    ("multinli", "split", "group_dro"): 412_349,
+    ("multinli", "split", "genres"): 412_349,
+}
+"""By task and setting; of PovertyMap without the split of which copies have other numbers."""
+
+
+@pytest.mark.parametrize(("name", "setting", "value"), ROWS)
+def test_published_splits_of_a_setting_are_all_rows(name: str, setting: str, value: str) -> None:
+    info = build_task(name, **{setting: value}).info
+    assert sum(info.split_counts.values()) == ROWS[name, setting, value]
+    left_out = {"id_validation"} if name == "povertymap" else set()
+    assert set(info.split_counts) == set(info.splits) - left_out
+
+
+def test_settings_without_published_splits_warn_of_none() -> None:
+    for name, options in (("povertymap", {"fold": "B"}), ("multinli", {"split": "regenerated"})):
+        assert build_task(name, **options).info.split_counts == {}
+    (size,) = build_task("fmow").info.split_counts.values()
+    assert f"of which {size:,} train" in build_task("fmow").info.size
+
+
 SIZES = {"waterbirds": 11_788, "celeba": 202_599, "civilcomments": 448_000, "camelyon17": 455_954}
 
 

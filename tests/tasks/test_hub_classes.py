@@ -87,6 +87,7 @@ def test_waterbirds_whose_classes_are_numbered_the_other_way_round(tmp_path: Pat
             assert after[split][name][:] == before[split][name][:] and len(set(before[split][name][:])) == 2
 
 
+@pytest.mark.filterwarnings("ignore:The splits of")
 def test_multinli_whose_classes_are_numbered_as_group_dro_does(tmp_path: Path) -> None:
     raw.hub_multinli(tmp_path / "hub", raw.write_multinli(tmp_path / "own"))
     before, _ = load_task("multinli", "hub", tmp_path / "hub", split="genres")

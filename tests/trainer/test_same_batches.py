@@ -34,6 +34,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         ("bad weight, erm", 1, "ValueError", "expected finite numbers > 0, got 0.0 (row 2)"),
         ("bad weight", 0, "ValueError", "expected finite numbers > 0, got 0.0 (row 2)"),
         ("bad reference", 1, "ValueError", "expected finite reference losses, got nan (row 2)"),
+        ("changed ids", 1, "ValueError", "were changed after the collator made it"),
         ("broken row, evaluation", 0, "OSError", SENTENCE),
     ],
 )

@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, TrainingArguments
 
-from hf_cgd import GroupRobustConfig, GroupRobustTrainer
+from hf_cgd import GroupRobustConfig, GroupRobustTrainer, GroupRobustWarning
 from hf_cgd.trainer.sft_data import prepare_sft
 
 pytest.importorskip("trl", reason="trl is an extra: pip install 'hf-cgd[trl]'")
@@ -95,6 +95,64 @@ def test_each_group_is_packed_by_itself(tokenizer: Any) -> None:
             assert tokens == [token for row in alone if row["source"] == group for token in row["input_ids"]]
     batch = data.data_collator([data.train_dataset[0], data.train_dataset[1]])
     assert batch["input_ids"].shape == (2, 6) and bool((batch["attention_mask"] == 1).all())
+
+
+def long_texts(shares: tuple[int, int]) -> Dataset:
+    """Of 20 rows of each group so many have eleven tokens with the end, the others two."""
+    texts = ["cat" * 10 if row < number else "cat" for number in shares for row in range(20)]
+    return Dataset.from_dict({"text": texts, "source": ["a"] * 20 + ["b"] * 20})
+
+
+@pytest.mark.parametrize("mode", ["keep_start", "keep_end"])
+def test_texts_that_are_cut_are_told_by_group(tokenizer: Any, mode: str) -> None:
+    assert [len(tokenizer(text)["input_ids"]) for text in ("cat", "cat" * 10)] == [1, 10]
+    raw = long_texts((5, 1))
+    with pytest.warns(GroupRobustWarning) as told:
+        data = prepare_sft(raw, tokenizer, "source", long_texts((0, 2)), max_length=6, truncation_mode=mode)
+    (caution,) = data.cautions
+    assert caution == (
+        "Texts of more than 6 tokens were cut, and the rest was not read. train_dataset: 6 of 40 (15.0%); "
+        '"a" 25.0% of 20, "b" 5.0% of 20; eval_dataset: 2 of 40 (5.0%); "b" 10.0% of 20, no row of 1 other(s).'
+    )
+    (ours,) = [one for one in told if one.category is GroupRobustWarning]
+    assert str(ours.message).startswith(caution) and ours.filename == __file__
+    # The rows are those of trl, which is told to cut.
+    whole = prepare_sft(raw, tokenizer, "source", max_length=None)
+    assert not whole.cautions and max(len(ids) for ids in whole.train_dataset["input_ids"]) == 11
+    part = slice(None, 6) if mode == "keep_start" else slice(-6, None)
+    for name in ("input_ids", "labels"):
+        assert data.train_dataset[name][:] == [row[part] for row in whole.train_dataset[name]]
+    assert set(data.train_dataset.column_names) == set(whole.train_dataset.column_names)
+    assert data.train_dataset["source"][:] == raw["source"][:]
+
+
+def test_rows_of_which_nothing_is_left_that_counts_are_told(tokenizer: Any) -> None:
+    """The answer of one row lies behind the cut; trl drops it."""
+    asked = [("cat", "sat"), ("cat" * 10, "sat"), ("cat", "sat"), ("mat", "sat")]
+    rows = Dataset.from_list([{"prompt": p, "completion": c, "source": "ab"[n % 2]} for n, (p, c) in enumerate(asked)])
+    with pytest.warns(GroupRobustWarning) as told:
+        data = prepare_sft(rows, tokenizer, "source", max_length=6)
+    assert [str(one.message).split(".")[0] for one in told if one.category is GroupRobustWarning] == [
+        "Texts of more than 6 tokens were cut, and the rest was not read",
+        "Rows of which the cut left no token that counts were dropped",
+    ]
+    assert 'train_dataset: 1 of 4 (25.0%); "b" 50.0% of 2, no row of 1 other(s)' in data.cautions[1]
+    assert data.train_dataset["source"][:] == ["a", "a", "b"]
+    assert [counted(tokenizer, row) for row in data.train_dataset] == ["sat<eos>"] * 3
+    chosen = prepare_sft(chats(), tokenizer, "source", assistant_only_loss=True, max_length=64)
+    assert chosen.cautions == []
+
+
+def test_few_cut_texts_are_told_quietly_and_those_of_streams_not_counted(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = Dataset.from_dict({"text": ["cat"] * 399 + ["cat" * 10], "source": ["a"] * 400})
+    with caplog.at_level("INFO", "hf_cgd"):
+        data = prepare_sft(rows, tokenizer, "source", max_length=6)
+        assert "1 of 400 (0.2%)" in caplog.text and "1 of 400" in data.cautions[0]
+        stream = prepare_sft(long_texts((5, 1)).to_iterable_dataset(), tokenizer, "source", max_length=6)
+    assert "of a stream are cut at 6 tokens, and not counted" in caplog.text
+    assert max(len(row["input_ids"]) for row in stream.train_dataset) == 6
 
 
 @pytest.mark.parametrize(
