@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any, NewType
 
+from hf_cgd.visible_numbers import decimals
+
 Html = NewType("Html", str)
 """Text that is HTML already. Every other text is escaped where it is put in."""
 
@@ -59,4 +61,4 @@ def interval_bar(value: float, low: float | None, high: float | None, color: str
         style=f"position:absolute;left:0;top:15%;height:70%;width:{100 * share:.1f}%;background:{color};opacity:.45;",
     )
     frame = "position:relative;display:inline-block;width:120px;height:1em;border-left:1px solid currentColor;"
-    return tag("span", bar, whisker, style=frame, role="img", aria_label=f"{value:.3f} on a scale from 0 to 1")
+    return tag("span", bar, whisker, style=frame, role="img", aria_label=f"{decimals(value)} on a scale from 0 to 1")

@@ -14,8 +14,8 @@ from hf_cgd.cards.svg import legend, line_chart
 from hf_cgd.cards.words import headline, limits
 from hf_cgd.html import Html, raw, tag
 from hf_cgd.metrics import GroupReport, GroupRow
-from hf_cgd.metrics.tables import decimals
 from hf_cgd.plots.logs import weight_curves
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import quoted_name, visible_name
 from hf_cgd.whole_files import write_whole
 
@@ -187,7 +187,7 @@ def _report(name: str, report: GroupReport) -> list[Html]:
     gap = report.gap()
     if gap is not None:
         numbers.append(("gap between best and worst", gap))
-    parts.append(tag("ul", [tag("li", tag("b", f"{value:.3f}"), tag("span", title)) for title, value in numbers],
+    parts.append(tag("ul", [tag("li", tag("b", decimals(value)), tag("span", title)) for title, value in numbers],
                      class_="numbers"))  # fmt: skip
     parts.append(tag("p", headline(report)))
     head, *cells = report.cells()
@@ -286,4 +286,4 @@ def _value(row: GroupRow, metric: str) -> str:
 
 def _span(row: GroupRow, metric: str) -> str:
     interval = row.interval(metric)
-    return "no interval" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+    return "no interval" if interval is None else " to ".join(map(decimals, interval))

@@ -2,6 +2,7 @@
 
 import re
 
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import visible
 
 _SPECIAL = re.compile(r"[\\`*_\[\]<>~#&$|]")
@@ -21,7 +22,6 @@ def code(words: object) -> str:
     return f"<code>{text(line)}</code>" if "|" in line or "$" in line else f"`{line}`"
 
 
-def number(value: float | None, decimals: int = 3) -> str:
+def number(value: float | None) -> str:
     """A number, "n/a" for none or one that is not finite."""
-    is_finite = value is not None and value == value and abs(value) != float("inf")
-    return f"{value:.{decimals}f}" if is_finite else "n/a"
+    return decimals(value) or "n/a"

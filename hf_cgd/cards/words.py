@@ -1,10 +1,13 @@
 """What a report means, in plain words: the same in cards and HTML pages."""
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from hf_cgd.cards.record import RunRecord
 from hf_cgd.metrics import ONE_CLASS, GroupReport, GroupRow
+from hf_cgd.metrics.group_metrics import own_name
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import quoted_name
 
 FEW = 100
@@ -22,16 +25,16 @@ def headline(report: GroupReport) -> str:
         return ""
     known = [row for row in report.rows if row.value(metric) is not None]
     if len(known) > 1 and gap == 0:
-        return f"All groups that were evaluated have the same {metric}, {worst.value(metric):.3f}."
+        return f"All groups that were evaluated have the same {metric}, {decimals(worst.value(metric))}."
     value, interval = worst.value(metric), worst.interval(metric)
     assert value is not None
-    about = [] if interval is None else [f"95 % interval {interval[0]:.3f} to {interval[1]:.3f}"]
+    about = [] if interval is None else [f"95 % interval {' to '.join(map(decimals, interval))}"]
     about += [] if worst.count is None else [f"{worst.count:,} examples"]
     others = len(report.all_worst) - 1
     also = f" (and {others} more with the same value)" if others else ""
     beside = f" ({', '.join(about)})" if about else ""
-    apart = f" Between the best and the worst group lie {gap:.3f}." if len(known) > 1 else ""
-    return f"The worst group is {quoted_name(worst.name)}{also}: {metric} {value:.3f}{beside}.{apart}"
+    apart = f" Between the best and the worst group lie {decimals(gap)}." if len(known) > 1 else ""
+    return f"The worst group is {quoted_name(worst.name)}{also}: {metric} {decimals(value)}{beside}.{apart}"
 
 
 def limits(record: RunRecord) -> list[str]:
@@ -65,7 +68,8 @@ def limits(record: RunRecord) -> list[str]:
 def gives_one_class(history: Sequence[Mapping[str, Any]], step: int) -> bool:
     """Whether the model of a step gave one class to all rows of some evaluation, by the entries of a log."""
     return any(
-        entry.get("step") == step and any(value and name.endswith(ONE_CLASS) for name, value in entry.items())
+        entry.get("step") == step
+        and any(value and own_name(name).endswith(ONE_CLASS) for name, value in entry.items())
         for entry in history
     )
 
@@ -93,6 +97,8 @@ def _of_report(report: GroupReport) -> list[str]:
         found.append(f"no examples were evaluated of {_names(absent)}.")
     if report.one_class:
         found.append("the model gives every example the same class: it has collapsed, or not begun to learn.")
+    if not isfinite(report.overall.get("loss", 0.0)):
+        found.append("the mean loss is not finite: to some examples the model gives NaN or infinite scores.")
     metric = report.metric
     scored = [row for row in report.ranked if metric is not None and row.value(metric) is not None]
     if metric is not None and len(scored) > 1 and report.gap() != 0:

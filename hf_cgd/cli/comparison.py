@@ -15,11 +15,12 @@ from hf_cgd.cards import RunRecord, html_report, load_run
 from hf_cgd.cli.command_line import RecipeConfig
 from hf_cgd.cli.output_folder import has_model
 from hf_cgd.metrics import GroupReport
-from hf_cgd.metrics.tables import decimals, markdown, plain
+from hf_cgd.metrics.tables import markdown, plain
 from hf_cgd.objectives import KNOBS, build_objective, knobs_of
 from hf_cgd.plots import comparison_figure, save_figure
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import visible_name
 from hf_cgd.whole_files import write_whole
 
@@ -151,7 +152,7 @@ def _table(reports: Mapping[str, GroupReport]) -> list[list[str]]:
         values = [report.overall.get(name) for report in reports.values()]
         if any(value is not None for value in values):
             rows.append([title, *map(decimals, values)])
-    rows.append(["gap between groups", *(decimals(report.gap()) for report in reports.values())])
+    rows.append(["gap between groups", *(decimals(report.gap(metric)) for report in reports.values())])
     by_name = {method: {row.name: row.value(metric) for row in report.rows} for method, report in reports.items()}
     for row in first.ranked:
         rows.append([f"  {visible_name(row.name)}", *(decimals(values.get(row.name)) for values in by_name.values())])

@@ -24,6 +24,7 @@ from hf_cgd.data.values import group_name
 from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.metrics.tables import plain
 from hf_cgd.trainer.config import GroupOptions
+from hf_cgd.visible_numbers import decimals, per_cent
 from hf_cgd.visible_text import visible_name
 
 MOST_VALUES = 20
@@ -247,7 +248,7 @@ def told(facts: GroupFacts) -> str:
                 [
                     visible_name(group.name),
                     f"{group.count:,}",
-                    f"{group.share:.1%}",
+                    per_cent(group.share),
                     f"{group.low:.2f}-{group.high:.2f}{mark}",
                 ]
             )
@@ -264,7 +265,7 @@ def told(facts: GroupFacts) -> str:
             word = "strong" if one.cramers_v >= STRONG else "notable"
             note = [word] if one.is_suspicious else []
             note += ["few examples in some cells: p is no telling"] if one.expected < 5 else []
-            rows.append([one.column, f"{one.cramers_v:.2f}", f"{one.p:.1e}", "; ".join(note)])
+            rows.append([one.column, decimals(one.cramers_v, 2), f"{one.p:.1e}", "; ".join(note)])
         parts.append(f"How the label and other columns go together (V: 0 not at all, 1 fully)\n{plain(rows)}")
     parts.append("What to do\n" + "\n".join(f"  - {line}" for line in facts.advice))
     return "\n\n".join(parts)

@@ -10,6 +10,7 @@ from datasets import Dataset
 from hf_cgd.data.columns import column_names, read_columns
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.monitors import GroupRobustWarning
+from hf_cgd.visible_numbers import per_cent
 from hf_cgd.visible_text import quoted_name
 
 LOUD = 0.01
@@ -67,11 +68,11 @@ class GroupShares:
         return self.greatest >= LOUD
 
     def __str__(self) -> str:
-        whole = f"{self.hits:,} of {self.rows:,} ({self.hits / max(self.rows, 1):.1%})"
+        whole = f"{self.hits:,} of {self.rows:,} ({per_cent(self.hits / max(self.rows, 1))})"
         found = sorted(((h / size, size, name) for name, (h, size) in self.by_group.items() if h), reverse=True)
         if len(self.by_group) < 2:
             return whole
-        told = [f"{quoted_name(name)} {share:.1%} of {size:,}" for share, size, name in found[:NAMED]]
+        told = [f"{quoted_name(name)} {per_cent(share)} of {size:,}" for share, size, name in found[:NAMED]]
         more = f" and {len(found) - NAMED} more groups" if len(found) > NAMED else ""
         none = len(self.by_group) - len(found)
         return f"{whole}; {', '.join(told)}{more}{f', no row of {none} other(s)' if none else ''}"

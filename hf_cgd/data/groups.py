@@ -13,6 +13,7 @@ from hf_cgd.data.columns import Column
 from hf_cgd.data.values import crossed, group_name, named_values, value_name
 from hf_cgd.html import Html, interval_bar, tag
 from hf_cgd.monitors import GroupRobustWarning
+from hf_cgd.visible_numbers import per_cent
 from hf_cgd.visible_text import as_read
 
 UNKNOWN_GROUP = -1
@@ -193,7 +194,7 @@ class GroupInfo:
             cells = [
                 tag("td", name, style="text-align:left;"),
                 tag("td", "not counted" if count is None else f"{count:,}"),
-                tag("td", "" if share is None else f"{share:.1%}"),
+                tag("td", "" if share is None else per_cent(share)),
                 tag("td", None if share is None else interval_bar(share, None, None)),
             ]
             rows.append(tag("tr", cells, style="font-weight:bold;" if count == smallest else None))

@@ -12,6 +12,7 @@ from hf_cgd.discovery.features import label_column_of
 from hf_cgd.discovery.found import FOUND_COLUMN, FoundGroups, found_groups, require_room, with_true_groups
 from hf_cgd.discovery.predictions import ORIGINS, Predictions
 from hf_cgd.discovery.trust import stability
+from hf_cgd.visible_numbers import per_cent
 
 FEWEST_ERRORS = 0.01
 """Share of errors in a class below which they are called few."""
@@ -82,7 +83,9 @@ def groups_from_errors(
             "last: an early checkpoint or out_of_fold_predictions shows more."
         )
     shares = {int(number): wrong[classes == number].mean() for number in np.unique(classes)}
-    few = [f"{predictions.class_names[n]!r} ({share:.1%})" for n, share in shares.items() if share < FEWEST_ERRORS]
+    few = [
+        f"{predictions.class_names[n]!r} ({per_cent(share)})" for n, share in shares.items() if share < FEWEST_ERRORS
+    ]
     if few:
         cautions.append(f"Hardly any errors in: {', '.join(few)}. Groups of these classes are not found by errors.")
     half = [f"{predictions.class_names[n]!r} ({share:.0%})" for n, share in shares.items() if share > 0.5]

@@ -28,6 +28,7 @@ from hf_cgd.discovery.shared_rows import shared_rows
 from hf_cgd.models.head import classification_heads
 from hf_cgd.models.outputs import forward_parameters, num_outputs_of
 from hf_cgd.monitors import GroupRobustWarning
+from hf_cgd.visible_numbers import decimals
 
 FEW_ROWS = 20
 """Rows of the smallest cell below which the regression is warned of."""
@@ -70,8 +71,8 @@ class LastLayerRetraining:
         edge = ", at the edge of what was tried" if at_edge else ""
         return (
             f"Last layer fitted anew on balanced rows ({counts}), C = {self.inverse_penalty:g}{edge}. On the half "
-            f"that chose C, worst group {self.worst_before:.3f} -> {best.worst:.3f}, mean of the groups "
-            f"{self.mean_before:.3f} -> {best.mean:.3f}. Measure the model on other rows: these chose C."
+            f"that chose C, worst group {decimals(self.worst_before)} -> {decimals(best.worst)}, mean of the groups "
+            f"{decimals(self.mean_before)} -> {decimals(best.mean)}. Measure the model on other rows: these chose C."
         )
 
 

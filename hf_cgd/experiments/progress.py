@@ -6,7 +6,8 @@ from pathlib import Path
 from hf_cgd.experiments.grid import Grid, Run
 from hf_cgd.experiments.selection import RunResult, validation_score
 from hf_cgd.experiments.workers import Failure
-from hf_cgd.metrics.tables import decimals, markdown
+from hf_cgd.metrics.tables import markdown
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.whole_files import write_whole
 
 PROGRESS_FILE = "progress.md"

@@ -11,6 +11,7 @@ from hf_cgd.metrics import GroupReport, GroupRow
 from hf_cgd.metrics.intervals import wilson_of_share
 from hf_cgd.metrics.tables import in_units
 from hf_cgd.plots import comparison_figure, sweep_figure
+from hf_cgd.visible_numbers import decimals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,7 +124,7 @@ def _standing(results: Sequence[RunResult], split: str) -> tuple[str, str, str]:
         worst = min(shared, key=means.__getitem__)
         count = min(table[worst][1] for table in tables)
         low, high = wilson_of_share(means[worst], count)
-        known = f"n = {count}, {100 * low:.1f}-{100 * high:.1f}"
+        known = f"n = {count}, {'-'.join(decimals(100 * bound, 1, 100.0) for bound in (low, high))}"
     return mark, worst, known
 
 

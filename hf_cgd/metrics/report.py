@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Any
 
 from hf_cgd.html import Html
@@ -11,6 +11,7 @@ from hf_cgd.metrics.custom_metrics import lower_is_better_by_name
 from hf_cgd.metrics.group_metrics import ONE_CLASS
 from hf_cgd.metrics.report_row import GroupRow
 from hf_cgd.metrics.tables import html, markdown, plain
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import quoted_name
 
 if TYPE_CHECKING:
@@ -201,7 +202,8 @@ class GroupReport:
             row["intervals"] = {name: tuple(bounds) for name, bounds in row.get("intervals", {}).items()}
         return cls(
             tuple(GroupRow(**row) for row in rows),
-            dict(data.get("overall", {})),
+            # JSON has no NaN, and such a number is null in files.
+            {name: nan if value is None else value for name, value in data.get("overall", {}).items()},
             str(data.get("objective", "")),
             data.get("weights_step"),
             *(tuple(data.get(name, ())) for name in DIRECTIONS),
@@ -244,7 +246,7 @@ class GroupReport:
         if metric is not None and len(self.rows) > 1:
             numbers |= {f"{metric} gap": self.gap()} if self.gap() is not None else {}  # type: ignore[dict-item]
             numbers |= {f"{metric} ratio": self.ratio()} if self.ratio() is not None else {}  # type: ignore[dict-item]
-        return "  ".join(f"{name} {value:.3f}" for name, value in numbers.items())
+        return "  ".join(f"{name} {decimals(value)}" for name, value in numbers.items())
 
     def _notes(self) -> list[str]:
         collapsed = "All examples are given the same class: the model has collapsed, or not begun to learn."

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hf_cgd.metrics.tables import decimals
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import visible_name
 
 MEASURED = ("accuracy", "pearson", "loss")
@@ -58,4 +58,4 @@ class GroupRow:
 
 
 def _span(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.3f}-{interval[1]:.3f}"
+    return "-".join(map(decimals, interval))

@@ -1,31 +1,32 @@
 """Tables as text: plain, Markdown and LaTeX. A table is a list of rows of cells, the head first."""
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf
 
 import numpy as np
 
 from hf_cgd.html import Html, interval_bar, tag
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import visible, width
 
 Rows = Sequence[Sequence[str]]
 """Cells of a table, all rows of the same length."""
 
 
-def mean_and_deviation(values: np.ndarray, decimals: int = 3) -> str:
-    """Mean over runs [S] and, in brackets, their standard deviation; only what the number of runs allows."""
-    spread = f" ({values.std(ddof=1):.{decimals}f})" if len(values) > 1 else ""
-    return f"{values.mean():.{decimals}f}{spread}" if len(values) else ""
+def mean_and_deviation(values: np.ndarray, places: int = 3, top: float = inf) -> str:
+    """Mean over runs [S] and, in brackets, their standard deviation; only what the number of runs allows.
 
-
-def decimals(value: float | None) -> str:
-    """A number with three decimals; "" for None, "n/a" for one that is not finite."""
-    return "" if value is None else f"{value:.3f}" if isfinite(value) else "n/a"
+    `places` is the number of decimals, `top` the highest mean there can be (see `decimals`).
+    """
+    if not len(values):
+        return ""
+    spread = f" ({decimals(values.std(ddof=1), places, inf)})" if len(values) > 1 else ""
+    return f"{decimals(values.mean(), places, top)}{spread}"
 
 
 def in_units(values: np.ndarray, metric: str) -> str:
     """`mean_and_deviation` of a metric: accuracies in per cent with one decimal, others as they are with three."""
-    return mean_and_deviation(100 * values, 1) if "accuracy" in metric else mean_and_deviation(values)
+    return mean_and_deviation(100 * values, 1, 100.0) if "accuracy" in metric else mean_and_deviation(values, top=1.0)
 
 
 def plain(rows: Rows) -> str:
@@ -103,6 +104,7 @@ def _padded(rows: Rows, narrowest: tuple[int, int] = (0, 0)) -> list[list[str]]:
 
 def _escaped(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"<": "$<$", ">": "$>$"}
     text = visible(text)
     return "".join(
         special.get(character, f"\\{character}" if character in "&%$#_{}" else character) for character in text

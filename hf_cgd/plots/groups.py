@@ -9,6 +9,7 @@ from hf_cgd.metrics import GroupReport
 from hf_cgd.plots.curves import draw_group_weights
 from hf_cgd.plots.logs import LogHistory
 from hf_cgd.plots.style import PALETTE, add_legend, group_colors, legend_entries, lowest_groups, tidy
+from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import labels
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def draw_group_accuracies(
         weight = "bold" if mean == worst else "normal"
         # Inside the bar, or behind the whisker of a bar that is too short for it.
         place = 0.02 if mean - below[row] > 0.25 else mean + above[row] + 0.04
-        axes.text(place, row, f"{mean:.2f}", va="center", fontsize="small", weight=weight)
+        axes.text(place, row, decimals(mean, 2), va="center", fontsize="small", weight=weight)
     axes.set_yticks(rows, labels(names), parse_math=False)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1.02)
@@ -115,7 +116,7 @@ def comparison_figure(
     for column, (method, runs) in enumerate(reports.items()):
         axes = grid[0, column]
         draw_group_accuracies(axes, runs, colors, shown)
-        axes.set_title(f"{method}\nworst group {_worst(runs):.2f}", fontsize="medium")
+        axes.set_title(f"{method}\nworst group {decimals(_worst(runs), 2)}", fontsize="medium")
         if column:
             axes.tick_params(labelleft=False)
     if histories is not None:

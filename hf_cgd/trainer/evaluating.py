@@ -112,7 +112,7 @@ class EvaluatingTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """See `Trainer.evaluation_loop`. The loss is the mean over examples or tokens, whatever the batch size."""
-        with self._steps_with_results(getattr(dataloader, "dataset", None)) as collected:
+        with self._steps_with_results(getattr(dataloader, "dataset", None)) as collected, self._all_losses():
             output = super().evaluation_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
             )
@@ -127,6 +127,15 @@ class EvaluatingTrainer(Trainer):
         if self.is_in_train:
             self._forget_collapsed_best(output.metrics or {})
         return output
+
+    @contextmanager
+    def _all_losses(self) -> Iterator[None]:
+        """While a loop runs: batches whose loss is not finite are not passed over, which would flatter the others."""
+        given, self.args.logging_nan_inf_filter = self.args.logging_nan_inf_filter, False
+        try:
+            yield
+        finally:
+            self.args.logging_nan_inf_filter = given
 
     def _warn_of_unlabelled(self, output: EvalLoopOutput, description: str, prefix: str) -> None:
         """Warn of an evaluation (no prediction) in which nothing could be measured."""

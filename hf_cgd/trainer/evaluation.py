@@ -27,6 +27,14 @@ MAY_BE_UNDEFINED = ("pearson", "worst_group_pearson", "mse", "group_pearson/", "
 """Metrics of ours that a set may not define."""
 
 
+def prefix_of(metrics: Mapping[str, Any]) -> str:
+    """The prefix of an evaluation's metrics, "" where they do not tell: what stands before "_runtime".
+
+    All names begin with it, so it is the shortest where a group or a metric of the user's ends so as well.
+    """
+    return min((name.removesuffix("_runtime") for name in metrics if name.endswith("_runtime")), key=len, default="")
+
+
 class GroupEvaluation:
     """Computes the metrics of a trainer's evaluations, and keeps the latest of every evaluation set."""
 
@@ -187,7 +195,7 @@ class GroupEvaluation:
             metrics: with their prefix.
             folder: where to write `METRICS_FILE`; None: do not write.
         """
-        prefix = next((name.removesuffix("_runtime") for name in metrics if name.endswith("_runtime")), "")
+        prefix = prefix_of(metrics)
         self._forget([prefix])
         self.latest.update(metrics)
         self._names[prefix] = list(metrics)

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hf_cgd.metrics import lower_is_better
+from hf_cgd.trainer.evaluation import prefix_of
 
 SHOWN = ("loss", "accuracy", "worst_group_accuracy", "mse", "pearson", "worst_group_pearson", "perplexity",
          "worst_group_perplexity", "span_f1", "worst_group_span_f1")  # fmt: skip
@@ -22,17 +23,26 @@ def with_short_tables(callbacks: Sequence[TrainerCallback]) -> list[TrainerCallb
 
 def shown_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """What of an evaluation's metrics stands in the table: the main ones, and the name of the worst group."""
-    prefix = next((name.removesuffix("_runtime") for name in metrics if name.endswith("_runtime")), "eval")
+    prefix = prefix_of(metrics) or "eval"
     shown = {f"{prefix}_{name}": metrics[f"{prefix}_{name}"] for name in SHOWN if f"{prefix}_{name}" in metrics}
     for kind in SCORES:
         start = f"{prefix}_{kind}"
         values = {name.removeprefix(start): value for name, value in metrics.items() if name.startswith(start)}
         if values:
+            is_known = f"{prefix}_worst_{kind.rstrip('/')}" in metrics
             # The table shows its cells as they are.
-            worst = max if lower_is_better(kind) else min
-            shown[f"{prefix}_worst_group"] = escape(worst(values, key=values.__getitem__))
+            shown[f"{prefix}_worst_group"] = escape(_worst(values, lower_is_better(kind))) if is_known else "not known"
             break
     return shown
+
+
+def _worst(values: Mapping[str, float], lower_is_better: bool) -> str:
+    """The worst group, and how many others have its value."""
+    lowest, highest = min(values.values()), max(values.values())
+    if len(values) > 1 and lowest == highest:
+        return "all alike"
+    worst = [name for name, value in values.items() if value == (highest if lower_is_better else lowest)]
+    return worst[0] + (f" and {len(worst) - 1} more" if len(worst) > 1 else "")
 
 
 def _short_table(given: TrainerCallback) -> TrainerCallback:

@@ -37,6 +37,7 @@ from hf_cgd.trainer.run_facts import (
     versions,
     write_timm_config,
 )
+from hf_cgd.visible_numbers import decimals
 
 GENERATED = "generated_from_trainer"
 """The tag that the Trainer gives to all of its models."""
@@ -74,9 +75,9 @@ class PublishingTrainer(Trainer):
         if step is not None and gives_one_class(logs, step):
             warnings.warn(
                 f"A single class is what the model that is kept, that of step {step}, gives to every evaluated row: "
-                f"its {self.args.metric_for_best_model} ({self.state.best_metric:.3f}) tells which classes there are "
-                "in the groups, not what it has learned. Do not use it; train on, or with another learning_rate or "
-                "step_size.",
+                f"its {self.args.metric_for_best_model} ({decimals(self.state.best_metric)}) tells which classes "
+                "there are in the groups, not what it has learned. Do not use it; train on, or with another "
+                "learning_rate or step_size.",
                 GroupRobustWarning,
                 stacklevel=3,
             )
