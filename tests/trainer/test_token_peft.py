@@ -67,6 +67,67 @@ def test_adapters_of_the_last_blocks_take_one_pass(
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
 
+def with_scales(name: str) -> Any:
+    from peft import IA3Config
+
+    feed_forward = ["down_proj"] if name == "llama" else ["mlp.c_proj"]
+    targets = ["k_proj", "v_proj"] if name == "llama" else ["c_attn"]
+    return IA3Config(
+        task_type="CAUSAL_LM", target_modules=[*targets, *feed_forward], feedforward_modules=feed_forward,
+        fan_in_fan_out=name == "gpt2",
+    )  # fmt: skip
+
+
+def with_tokens(name: str) -> Any:
+    from peft import TrainableTokensConfig
+
+    return TrainableTokensConfig(task_type="CAUSAL_LM", token_indices=[3, 4, 5], target_modules=["embed_tokens"])
+
+
+def with_lora_and_tokens(name: str) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"], trainable_token_indices=[3, 4])
+
+
+def with_lora_on_embeddings(name: str) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["embed_tokens", "q_proj"])
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "layers"),
+    [
+        ("llama", with_scales, "all"), ("llama", with_scales, 2), ("gpt2", with_scales, "all"), ("gpt2", with_scales, 2),
+        ("llama", with_tokens, "all"), ("llama", with_lora_and_tokens, "all"), ("llama", with_lora_on_embeddings, "all"),
+    ],
+)  # fmt: skip
+def test_adapters_whose_parameters_lie_in_containers_take_one_pass(
+    tmp_path: Path, name: str, config: Any, layers: Any
+) -> None:
+    """Nobody calls these; they took a pass through the network for each group."""
+    from peft import get_peft_model
+
+    runs = []
+    for engine in ("auto", "per_group"):
+        model = get_peft_model(tiny_model(name), config(name))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * parameter.requires_grad * torch.randn_like(parameter)
+        torch.manual_seed(0)
+        options: dict[str, Any] = {**COMMON, "max_steps": 3, "group_column": "group", "step_size": 0.5}
+        args = GroupRobustConfig(str(tmp_path / engine), gradient_layers=layers, gradient_engine=engine, **options)
+        runs.append(GroupRobustTrainer(model, args, train_dataset=token_dataset(name)))
+        runs[-1].train()
+    chosen = runs[0].robust_loss.engine
+    assert chosen.chosen.name == "single_pass", chosen.reason
+    assert runs[0].group_weights.std() > 1e-4
+    torch.testing.assert_close(runs[0].group_weights, runs[1].group_weights, rtol=1e-4, atol=1e-6)
+    for own, other in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
 def test_modules_around_a_scope() -> None:
     """All of a block in which nothing but the scope is trained; none where nothing is frozen."""
     model = adapted("llama")
