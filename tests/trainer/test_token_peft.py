@@ -128,6 +128,33 @@ def test_adapters_whose_parameters_lie_in_containers_take_one_pass(
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["cgd", "erm"])
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PromptEncoderConfig"])
+def test_virtual_tokens_with_scores_are_refused_when_the_trainer_is_built(
+    tmp_path: Path, kind: str, objective: str
+) -> None:
+    """The first batch would have three scores too many. Those before an encoder's tokens have none."""
+    import peft
+
+    options = {"num_virtual_tokens": 3, "encoder_hidden_size": 4} if "Encoder" in kind else {"num_virtual_tokens": 3}
+    args = GroupRobustConfig(str(tmp_path), objective=objective, group_column="group", **{**COMMON, "max_steps": 1})
+    model = peft.get_peft_model(tiny_model("llama"), getattr(peft, kind)(task_type="CAUSAL_LM", **options))
+    ids = torch.tensor([[3, 4, 5]])
+    assert model(input_ids=ids, attention_mask=ids > 0).logits.shape[1] == 6
+    with pytest.raises(ValueError, match=f"{kind}: the network gives its 3 virtual tokens scores.*PrefixTuningConfig"):
+        GroupRobustTrainer(model, args, train_dataset=token_dataset("llama"))
+    served = [
+        ("llama", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
+        ("t5", getattr(peft, kind)(task_type="SEQ_2_SEQ_LM", **options)),
+    ]
+    for name, config in served:
+        trainer = GroupRobustTrainer(
+            peft.get_peft_model(tiny_model(name), config), args, train_dataset=token_dataset(name)
+        )
+        trainer.train()
+        assert trainer.state.global_step == 1
+
+
 def test_modules_around_a_scope() -> None:
     """All of a block in which nothing but the scope is trained; none where nothing is frozen."""
     model = adapted("llama")
