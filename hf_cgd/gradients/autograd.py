@@ -36,12 +36,33 @@ class Cut:
             raise NotExactError("what flows into the scope is changed in place afterwards")
 
 
-def owned_parameters(model: nn.Module, parameters: Sequence[nn.Parameter]) -> dict[nn.Module, dict[str, nn.Parameter]]:
-    """The modules that hold trainable parameters of the scope themselves, with these by their own names."""
+CONTAINERS = (nn.ParameterDict, nn.ParameterList)
+"""Modules that nobody calls: what they hold is used by the module that they are a part of."""
+
+
+def held_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a module holds itself, or in a container: "weight", "scales.first"."""
+    held = dict(module.named_parameters(recurse=False))
+    for name, child in module.named_children():
+        if isinstance(child, CONTAINERS):
+            held.update({f"{name}.{own}": parameter for own, parameter in held_parameters(child).items()})
+    return held
+
+
+def owned_parameters(
+    model: nn.Module, parameters: Sequence[nn.Parameter], in_containers: bool = True
+) -> dict[nn.Module, dict[str, nn.Parameter]]:
+    """The modules that hold trainable parameters of the scope themselves, with these by their own names.
+
+    Where `in_containers`, what a container holds is the module's whose part it is (see `held_parameters`).
+    """
     wanted = {id(parameter) for parameter in parameters if parameter.requires_grad}
     owned = {}
     for module in model.modules():
-        own = {name: p for name, p in module.named_parameters(recurse=False) if id(p) in wanted}
+        if in_containers and isinstance(module, CONTAINERS) and module is not model:
+            continue
+        held = held_parameters(module) if in_containers else dict(module.named_parameters(recurse=False))
+        own = {name: p for name, p in held.items() if id(p) in wanted}
         if own:
             owned[module] = own
     return owned

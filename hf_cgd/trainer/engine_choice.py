@@ -37,6 +37,11 @@ logger = logging.getLogger(__name__)
 
 STATIC_ENGINES = ("auto", "single_pass", "per_group")
 """Values of `gradient_engine` that work on XLA devices."""
+COMPILED = (
+    "torch.compile: group gradients are compared on the first step. Where compiled code hides what the single pass "
+    "needs, each step takes one backward pass for each group, and a line of the log (INFO) says so."
+)
+"""Told when a run begins."""
 
 
 class EngineChoice:
@@ -53,6 +58,8 @@ class EngineChoice:
         self._tensor_hooks_made_for: tuple[Any, str] | None = None
         self._tensor_hooks_over: list[str] = []
         """Names of the parameters that it was built for."""
+        self._compiled = False
+        """Whether the network of the last engine is compiled."""
         self._communication: tuple[Accelerator, Communication] | None = None
         self._scope_of_run: list[str] | None = None
         """Names of the parameters that group gradients are compared over; None where they need not be watched."""
@@ -133,6 +140,8 @@ class EngineChoice:
             logger.info("  Group gradients over %d parameters, by tensor hooks in the backward pass", size)
             logger.info("  weight_timing='next': a step's statistics set the weights of the following one")
             return
+        if self._compiled:
+            logger.warning(COMPILED)
         scope = self._scope(model)
         self._scope_of_run = list(scope)
         size = sum(parameter.numel() for parameter in scope.values())
@@ -181,8 +190,10 @@ class EngineChoice:
         self.tensor_hooks = None
         # A model may come compiled as well, whole or in parts.
         compiled = is_compiled(self._args, accelerator) or next(compiled_parts(model), None) is not None
+        self._compiled = compiled
         if compiled:
-            _prepare_for_compiled_code()
+            # Group gradients need several backward passes over one graph.
+            prepare_for_compiled_networks()
         scope = self._scope(model)
         parameters, names = list(scope.values()), list(scope)
         # The fast engines need one forward pass of the whole batch, and one coefficient for each group.
@@ -272,12 +283,3 @@ def _require_static_shapes(forward_mode: str, engine: str) -> None:
             f"gradient_engine={engine!r} takes slices as long as groups are, and XLA devices would compile each anew. "
             f"Expected one of {', '.join(STATIC_ENGINES)}."
         )
-
-
-def _prepare_for_compiled_code() -> None:
-    """Group gradients need several backward passes over one graph. Say what may follow."""
-    prepare_for_compiled_networks()
-    logger.warning(
-        "torch.compile: group gradients are compared on the first step. Where compiled code hides what the "
-        "single pass needs, each step takes one backward pass for each group, and a line of the log (INFO) says so."
-    )

@@ -125,6 +125,7 @@ class EvaluatingTrainer(Trainer):
             own_metrics,
         )  # fmt: skip
         if self.is_in_train:
+            # Early stopping asks for the best value as soon as there are metrics.
             self._forget_collapsed_best(output.metrics or {})
         return output
 
@@ -239,6 +240,7 @@ class EvaluatingTrainer(Trainer):
         wanted = self.args.metric_for_best_model
         if wanted is not None and not self.group_evaluation.may_be_best(metrics, wanted):
             return False
+        # Once more, for a subclass that evaluates without our loop.
         self._forget_collapsed_best(metrics)
         collapse = self._collapse
         # A model that gives one class is the best one only as long as there is no other.
@@ -255,7 +257,7 @@ class EvaluatingTrainer(Trainer):
     def _forget_collapsed_best(self, metrics: Mapping[str, Any]) -> None:
         """Where the best model so far gives one class and this one does not, any value of this one is better.
 
-        Early stopping asks for the best value as soon as there are metrics, so it is forgotten before that.
+        A second call for the same metrics does nothing more.
         """
         wanted, collapse = self.args.metric_for_best_model, self._collapse
         if wanted is None or collapse is None or self.state.best_metric is None or metrics.get(collapse) != 0:

@@ -69,6 +69,7 @@ class GroupForward:
         self._returns_loss = self.head.label_names(["labels"])[0] in self._parameters
         if isinstance(self.head, TokenHead):
             _require_for_tokens(self.head, objective, options)
+            _require_scores_of_tokens_alone(network)
         reads_features = trains and "features" in objective.reads
         self._head = HeadInput(network, num_outputs_of(network)) if reads_features else None
 
@@ -248,6 +249,22 @@ def labels_in(inputs: Mapping[str, Any], names: Sequence[str], head: Head) -> Te
             "'label'), or set label_names."
         )
     return labels
+
+
+VIRTUAL = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "CPT")
+"""Adapters that put virtual tokens before those of a row."""
+
+
+def _require_scores_of_tokens_alone(network: nn.Module) -> None:
+    """Raise a ValueError where virtual tokens get scores, to which no label belongs; those of an encoder do not."""
+    config = getattr(network, "active_peft_config", None)
+    kind = getattr(config, "peft_type", None)
+    if kind in VIRTUAL and getattr(config, "task_type", None) != "SEQ_2_SEQ_LM":
+        raise ValueError(
+            f"{type(config).__name__}: the network gives its {config.num_virtual_tokens} virtual tokens scores beside "
+            "those of a row's own tokens, and losses of tokens are formed of as many scores as labels. Expected "
+            "adapters without such scores: PrefixTuningConfig, whose virtual tokens lie in the attention, LoRA or IA3."
+        )
 
 
 def _require_for_tokens(head: TokenHead, objective: Objective, options: GroupOptions) -> None:

@@ -12,6 +12,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer, GroupRobustWarning
 from hf_cgd.cards import load_run
 from hf_cgd.cards.words import limits
+from hf_cgd.metrics.group_metrics import collapse_beside
 
 MIXED, COLLAPSED = 100.0, 0.0
 
@@ -48,7 +49,12 @@ def rows_answered_wrongly(model: torch.nn.Module) -> Dataset:
     )
 
 
-def trained(folder: Path, factors: list[float], *callbacks: TrainerCallback) -> GroupRobustTrainer:
+def trained(
+    folder: Path,
+    factors: list[float],
+    *callbacks: TrainerCallback,
+    kind: type[GroupRobustTrainer] = GroupRobustTrainer,
+) -> GroupRobustTrainer:
     model = tiny_distilbert()
     data = rows_answered_wrongly(model)
     config = GroupRobustConfig(
@@ -57,7 +63,7 @@ def trained(folder: Path, factors: list[float], *callbacks: TrainerCallback) -> 
         load_best_model_at_end=True, metric_for_best_model="worst_group_accuracy", report_to="none", use_cpu=True,
         disable_tqdm=True,
     )  # fmt: skip
-    trainer = GroupRobustTrainer(
+    trainer = kind(
         model=model, args=config, train_dataset=data, eval_dataset=data, callbacks=[Turns(model, factors), *callbacks]
     )
     trainer.train()
@@ -74,6 +80,23 @@ def test_a_collapse_is_no_best_so_far_for_early_stopping(tmp_path: Path) -> None
     # A collapse after it is not the best one either, and nothing is said of a step that is kept for what it knows.
     run = trained(tmp_path / "after", [MIXED, COLLAPSED])
     assert run.state.best_global_step == 1 and "same class" not in " ".join(limits(run.run_record()))
+
+
+class EvaluatesItself(GroupRobustTrainer):
+    """Reports what a collapse and two later steps would give, without the loop of the trainer."""
+
+    values = ((0.5, 1.0), (0.25, 0.0), (0.125, 0.0))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        value, one_class = self.values[self.state.global_step - 1]
+        metrics = {"eval_worst_group_accuracy": value, collapse_beside("eval_worst_group_accuracy"): one_class}
+        self.log(metrics)
+        return metrics
+
+
+def test_a_collapse_is_no_best_so_far_for_a_subclass_that_evaluates_itself(tmp_path: Path) -> None:
+    run = trained(tmp_path, [MIXED, MIXED, MIXED], kind=EvaluatesItself)
+    assert run.state.best_global_step == 2 and run.state.best_metric == 0.25
 
 
 @pytest.mark.filterwarnings("ignore:A single class, ")

@@ -214,6 +214,23 @@ def test_group_gradients_through_sync_batch_norm_are_refused(config: Callable[..
         choice.build_loss(CGD(), groups, unsynced, ddp)
 
 
+def test_a_run_of_a_compiled_network_says_so_once(
+    config: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loss is built when the trainer is and when a run begins."""
+    groups, alone = GroupInfo(["a", "b"], [5, 5]), accelerator(DistributedType.NO, num_processes=1, scaler=None)
+    compiled = network()
+    compiled.compile(backend="eager")
+    for model, lines in ((compiled, 1), (network(), 0)):
+        caplog.clear()
+        choice = EngineChoice(config(gradient_layers="all"))
+        for _ in range(2):
+            loss = choice.build_loss(CGD(), groups, model, alone)
+        assert "torch.compile" not in caplog.text
+        choice.log_run(loss, model)
+        assert caplog.text.count("torch.compile: group gradients are compared on the first step") == lines
+
+
 def test_fsdp_that_accelerate_leaves_out_is_noticed(
     trainer: Callable[..., GroupRobustTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,94 @@ def test_adapters_of_the_last_blocks_take_one_pass(
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
 
 
+def with_scales(name: str) -> Any:
+    from peft import IA3Config
+
+    feed_forward = ["down_proj"] if name == "llama" else ["mlp.c_proj"]
+    targets = ["k_proj", "v_proj"] if name == "llama" else ["c_attn"]
+    return IA3Config(
+        task_type="CAUSAL_LM", target_modules=[*targets, *feed_forward], feedforward_modules=feed_forward,
+        fan_in_fan_out=name == "gpt2",
+    )  # fmt: skip
+
+
+def with_tokens(name: str) -> Any:
+    from peft import TrainableTokensConfig
+
+    return TrainableTokensConfig(task_type="CAUSAL_LM", token_indices=[3, 4, 5], target_modules=["embed_tokens"])
+
+
+def with_lora_and_tokens(name: str) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"], trainable_token_indices=[3, 4])
+
+
+def with_lora_on_embeddings(name: str) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["embed_tokens", "q_proj"])
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "layers"),
+    [
+        ("llama", with_scales, "all"), ("llama", with_scales, 2), ("gpt2", with_scales, "all"), ("gpt2", with_scales, 2),
+        ("llama", with_tokens, "all"), ("llama", with_lora_and_tokens, "all"), ("llama", with_lora_on_embeddings, "all"),
+    ],
+)  # fmt: skip
+def test_adapters_whose_parameters_lie_in_containers_take_one_pass(
+    tmp_path: Path, name: str, config: Any, layers: Any
+) -> None:
+    """Nobody calls these; they took a pass through the network for each group."""
+    from peft import get_peft_model
+
+    runs = []
+    for engine in ("auto", "per_group"):
+        model = get_peft_model(tiny_model(name), config(name))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * parameter.requires_grad * torch.randn_like(parameter)
+        torch.manual_seed(0)
+        options: dict[str, Any] = {**COMMON, "max_steps": 3, "group_column": "group", "step_size": 0.5}
+        args = GroupRobustConfig(str(tmp_path / engine), gradient_layers=layers, gradient_engine=engine, **options)
+        runs.append(GroupRobustTrainer(model, args, train_dataset=token_dataset(name)))
+        runs[-1].train()
+    chosen = runs[0].robust_loss.engine
+    assert chosen.chosen.name == "single_pass", chosen.reason
+    assert runs[0].group_weights.std() > 1e-4
+    torch.testing.assert_close(runs[0].group_weights, runs[1].group_weights, rtol=1e-4, atol=1e-6)
+    for own, other in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["cgd", "erm"])
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PromptEncoderConfig"])
+def test_virtual_tokens_with_scores_are_refused_when_the_trainer_is_built(
+    tmp_path: Path, kind: str, objective: str
+) -> None:
+    """The first batch would have three scores too many. Those before an encoder's tokens have none."""
+    import peft
+
+    options = {"num_virtual_tokens": 3, "encoder_hidden_size": 4} if "Encoder" in kind else {"num_virtual_tokens": 3}
+    args = GroupRobustConfig(str(tmp_path), objective=objective, group_column="group", **{**COMMON, "max_steps": 1})
+    model = peft.get_peft_model(tiny_model("llama"), getattr(peft, kind)(task_type="CAUSAL_LM", **options))
+    ids = torch.tensor([[3, 4, 5]])
+    assert model(input_ids=ids, attention_mask=ids > 0).logits.shape[1] == 6
+    with pytest.raises(ValueError, match=f"{kind}: the network gives its 3 virtual tokens scores.*PrefixTuningConfig"):
+        GroupRobustTrainer(model, args, train_dataset=token_dataset("llama"))
+    served = [
+        ("llama", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
+        ("t5", getattr(peft, kind)(task_type="SEQ_2_SEQ_LM", **options)),
+    ]
+    for name, config in served:
+        trainer = GroupRobustTrainer(
+            peft.get_peft_model(tiny_model(name), config), args, train_dataset=token_dataset(name)
+        )
+        trainer.train()
+        assert trainer.state.global_step == 1
+
+
 def test_modules_around_a_scope() -> None:
     """All of a block in which nothing but the scope is trained; none where nothing is frozen."""
     model = adapted("llama")

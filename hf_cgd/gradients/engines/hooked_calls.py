@@ -50,7 +50,7 @@ class HookedCalls:
     def __init__(self, model: nn.Module, parameters: Sequence[nn.Parameter], device: torch.device | None) -> None:
         self.stand_ins: dict[nn.Module, nn.Module] = {}
         placeholders = {id(p): placeholder_of(p, device) for p in parameters}
-        for module, own in owned_parameters(model, parameters).items():
+        for module, own in owned_parameters(model, parameters, in_containers=False).items():
             composite = [name for name, child in module.named_children() if any(True for _ in child.parameters())]
             if composite:
                 raise ValueError(
@@ -60,7 +60,7 @@ class HookedCalls:
                 )
             self.stand_ins[module] = stand_in_for(module, {name: placeholders[id(p)] for name, p in own.items()})
         self.parameters = list(placeholders.values())
-        self.placeholders = owned_parameters(nn.ModuleList(self.stand_ins.values()), self.parameters)
+        self.placeholders = owned_parameters(nn.ModuleList(self.stand_ins.values()), self.parameters, False)
         self.computed_in: torch.dtype = torch.float64
         self.follows_weights = True
         """Until a first backward pass has been compared with what arrives."""

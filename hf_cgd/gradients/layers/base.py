@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
+from hf_cgd.gradients.autograd import held_parameters
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.gradients.group_order import GroupOrder
 from hf_cgd.gradients.layers.memory import ReusedMemory
@@ -198,7 +199,7 @@ class LayerRule(ABC):
         Returns:
             {name: [numel]}.
         """
-        parameters = dict(call.module.named_parameters(recurse=False))
+        parameters = held_parameters(call.module)
         rows = {name: coefficients.new_zeros(1, parameters[name].numel(), dtype=dtype) for name in names}
         scaled = [None if gradient is None else scaled_by_example(gradient, coefficients) for gradient in gradients]
         everyone = GroupOrder.one_group(len(coefficients), coefficients.device)
@@ -264,7 +265,7 @@ class LayerRule(ABC):
             {name: [B, numel]}.
         """
         batch, device = len(order.bounds), order.first.device
-        sizes = {name: parameter.numel() for name, parameter in call.module.named_parameters(recurse=False)}
+        sizes = {name: parameter.numel() for name, parameter in held_parameters(call.module).items()}
         rows = {name: torch.zeros(batch, sizes[name], device=device, dtype=dtype) for name in names}
         self.form_gradients(call, gradients, order, rows)
         return rows

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.gradients.autograd import require_dense
+from hf_cgd.gradients.autograd import held_parameters, require_dense
 from hf_cgd.gradients.group_order import GroupOrder
 from hf_cgd.gradients.layers.base import LayerCall, LayerRule, OutputGradients
 
@@ -23,7 +23,7 @@ class InGraphRule(LayerRule):
         self, call: LayerCall, gradients: OutputGradients, order: GroupOrder, targets: dict[str, Tensor]
     ) -> None:
         """See `LayerRule.add_gradients`."""
-        parameters = dict(call.module.named_parameters(recurse=False))
+        parameters = held_parameters(call.module)
         own = [parameters[name] for name in targets]
         used = {place: gradient for place, gradient in enumerate(gradients) if gradient is not None}
         edges: Any = [call.outputs[place] for place in used]

@@ -4,6 +4,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from hf_cgd.gradients.autograd import CONTAINERS
 from hf_cgd.gradients.layers.base import LayerRule
 from hf_cgd.gradients.layers.convolution import Conv2dRule
 from hf_cgd.gradients.layers.linear import LinearRule, TransposedLinearRule
@@ -12,8 +13,9 @@ from hf_cgd.gradients.layers.rerun import RerunRule
 
 RuleOrClass = TypeVar("RuleOrClass", bound=LayerRule | type[LayerRule])
 
+_of_any_layer = RerunRule()
 # The first that matches is taken. A new rule of this package is one file and one entry here.
-_rules: list[LayerRule] = [LayerNormRule(), Conv2dRule(), LinearRule(), TransposedLinearRule(), RerunRule()]
+_rules: list[LayerRule] = [LayerNormRule(), Conv2dRule(), LinearRule(), TransposedLinearRule(), _of_any_layer]
 
 
 def register_layer_rule(rule: RuleOrClass) -> RuleOrClass:
@@ -46,5 +48,10 @@ def layer_rules() -> tuple[LayerRule, ...]:
 
 
 def rule_for(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> LayerRule:
-    """The first rule that matches a call; the arguments are those of a forward hook."""
+    """The first rule that matches a call; the arguments are those of a forward hook.
+
+    Parameters in containers are of no type of layer, whatever the module that uses them is.
+    """
+    if any(isinstance(part, CONTAINERS) for part in module.children()):
+        return _of_any_layer
     return next(rule for rule in _rules if rule.matches(module, arguments, keywords, output))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_cgd.gradients.autograd import require_dense
+from hf_cgd.gradients.autograd import held_parameters, require_dense
 from hf_cgd.gradients.base import NotExactError
 from hf_cgd.gradients.group_order import GroupOrder
 from hf_cgd.gradients.layers.base import LayerCall, LayerRule, OutputGradients, others_zero
@@ -68,7 +68,7 @@ def _outputs_again(call: LayerCall, chosen: Tensor | None, batch: int) -> list[T
 def _add(
     call: LayerCall, outputs: list[Tensor], parts: dict[int, Tensor], targets: dict[str, Tensor], group: int
 ) -> None:
-    parameters = dict(call.module.named_parameters(recurse=False))
+    parameters = held_parameters(call.module)
     # What a module hands through carries no gradient in a second run, and none of its parameters' either.
     used = {place: part for place, part in parts.items() if outputs[place].requires_grad}
     if not used:

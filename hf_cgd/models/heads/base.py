@@ -143,8 +143,7 @@ class TokenHead(Head):
         if scores.shape[:-1] != targets.shape:
             raise ValueError(
                 f"Expected one label for each of the network's scores {tuple(scores.shape[:-1])} (rows, tokens), got "
-                f"labels {tuple(labels.shape)}. Have the collator pad labels like the inputs, by -100. (Prompt "
-                "tuning, whose virtual tokens get scores, is not served; prefix tuning and LoRA are.)"
+                f"labels {tuple(labels.shape)}. Have the collator pad labels like the inputs, by -100."
             )
         return token_losses(scores, targets, label_smoothing)
 
