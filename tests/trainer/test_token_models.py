@@ -68,7 +68,9 @@ def double_precision() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize(("unit", "accumulated"), [(None, 1), ("example", 1), ("example", 3), ("token", 1), ("token", 3)])
+@pytest.mark.parametrize(
+    ("unit", "accumulated"), [(None, 1), ("example", 1), ("example", 3), ("token", 1), ("token", 3)]
+)
 @pytest.mark.parametrize("objective", ["erm", "group_dro"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mean_is_over_what_group_unit_says(
