@@ -88,7 +88,7 @@ def test_it_loads_nothing_and_names_are_no_markup(page: Path) -> None:
 def test_of_many_groups_those_of_the_highest_perplexity_are_shown(tmp_path: Path) -> None:
     rows = tuple(GroupRow(f"g{n}", count=200, others={"perplexity": 1.0 + n}) for n in range(100))
     record = RunRecord("m", {"name": "erm"}, reports={"test": GroupReport((*rows, GroupRow("none")), {}, "erm")})
-    text = Page(html_report(record, tmp_path / "one.html").read_text()).text
+    text = Page(html_report(record, tmp_path / "one.html").read_text(encoding="utf-8")).text
     assert text.rindex(" g99 ") < text.index(" g70 ")
     assert text.index(" g70 ") < text.index("The other 71 groups") < text.index(" g69 ") < text.index(" g0 ")
     assert text.index(" g0 ") < text.rindex(" none ")
@@ -97,10 +97,10 @@ def test_of_many_groups_those_of_the_highest_perplexity_are_shown(tmp_path: Path
 def test_many_groups_and_runs_without_weights(tmp_path: Path) -> None:
     rows = tuple(GroupRow(f"g{n}", count=200, accuracy=n / 100) for n in range(100))
     erm = RunRecord("erm", {"name": "erm", "knobs": {}}, reports={"test": GroupReport(rows, {"accuracy": 0.5}, "erm")})
-    read = Page(html_report(erm, tmp_path / "one.html").read_text())
+    read = Page(html_report(erm, tmp_path / "one.html").read_text(encoding="utf-8"))
     assert f"The other {100 - SHOWN_GROUPS} groups" in read.text and "Weights of the groups" not in read.text
     assert read.text.index(" g29 ") < read.text.index("The other 70 groups") < read.text.index(" g30 ")
-    Page(html_report([erm, RunRecord("nothing")], tmp_path / "two.html").read_text())
+    Page(html_report([erm, RunRecord("nothing")], tmp_path / "two.html").read_text(encoding="utf-8"))
     with pytest.raises(ValueError, match="at least one run"):
         html_report([], tmp_path / "none.html")
     with pytest.raises(ValueError, match="holds no group_report.json"):
@@ -111,7 +111,7 @@ def test_the_table_of_runs_says_how_many_groups_are_worst(tmp_path: Path) -> Non
     rows = tuple(GroupRow(name, count=200, accuracy=value) for name, value in (("a", 0.5), ("b", 0.9), ("c", 0.5)))
     tied = RunRecord("tied", reports={"test": GroupReport(rows, {"accuracy": 0.6}, "erm")})
     alone = RunRecord("alone", reports={"test": GroupReport(rows[:2], {"accuracy": 0.7}, "erm")})
-    text = Page(html_report([tied, alone], tmp_path / "two.html").read_text()).text
+    text = Page(html_report([tied, alone], tmp_path / "two.html").read_text(encoding="utf-8")).text
     assert " test a and 1 more 0.500 " in text and " test a 0.500 " in text
 
 
@@ -124,7 +124,7 @@ def test_runs_are_compared_on_a_set_that_all_have(tmp_path: Path) -> None:
         return RunRecord(name, {"name": "erm", "knobs": {}}, reports=reports)
 
     def told(*runs: RunRecord) -> str:
-        return Page(html_report(runs, tmp_path / "page.html").read_text()).text
+        return Page(html_report(runs, tmp_path / "page.html").read_text(encoding="utf-8")).text
 
     both, only = run("both", validation=0.91, test=0.72), run("only", validation=0.83)
     text = told(both, only)

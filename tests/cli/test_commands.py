@@ -230,7 +230,7 @@ def test_objectives_are_compared_in_one_command(
     # Of the runs' own files: the step size is that of the one that has one, and answers and accuracies agree.
     for name, run_of in found["runs"].items():
         place = tmp_path / "out" / name
-        settings = (place / "group_settings.yaml").read_text()
+        settings = (place / "group_settings.yaml").read_text(encoding="utf-8")
         assert ("step_size: 0.1" in settings) == (name == "group_dro")
         for files in run_of["files"].values():
             assert all((place / file).is_file() for file in files)
@@ -336,7 +336,9 @@ def test_a_comparison_that_was_stopped_goes_on_where_it_was(
     files = ["comparison.md", *(f"{name}/predictions_validation.csv" for name in ("erm", "group_dro", "cgd"))]
     files += [f"{name}/group_report.json" for name in ("erm", "group_dro", "cgd")]
     for file in files:
-        assert (tmp_path / "parts" / file).read_text() == (tmp_path / "whole" / file).read_text(), file
+        assert (tmp_path / "parts" / file).read_text(encoding="utf-8") == (tmp_path / "whole" / file).read_text(
+            encoding="utf-8"
+        ), file
 
     # Finished runs that are asked for more: it is written, and nothing else is changed.
     steps.clear()
@@ -347,14 +349,14 @@ def test_a_comparison_that_was_stopped_goes_on_where_it_was(
     with_pictures = [word for word in goes_on if word != "--no_pictures"]
     code, _, error = run(*with_pictures, "true")
     assert code == 0 and not steps, error
-    assert (parts / answers).read_text() == (tmp_path / "whole" / answers).read_text()
+    assert (parts / answers).read_text(encoding="utf-8") == (tmp_path / "whole" / answers).read_text(encoding="utf-8")
     assert (parts / "cgd/pictures/group_weights.png").is_file()
-    assert "pictures/group_weights.png" in (parts / "cgd/README.md").read_text()
+    assert "pictures/group_weights.png" in (parts / "cgd/README.md").read_text(encoding="utf-8")
     assert {name: (parts / name).read_bytes() for name in kept} == before
     # Other weights than those of the report, or none: there are no answers to be had.
     (parts / answers).unlink()
     report = parts / "erm/group_report.json"
-    report.write_text(re.sub(r'"accuracy": [\d.]+', '"accuracy": 7.0', report.read_text()))
+    report.write_text(re.sub(r'"accuracy": [\d.]+', '"accuracy": 7.0', report.read_text(encoding="utf-8")))
     code, _, error = run(*goes_on, "true")
     assert code == 2 and "the model or the data is another by now" in " ".join(error.split())
     (parts / "erm/model.safetensors").unlink()
@@ -375,7 +377,9 @@ def test_a_run_ends_with_where_things_are(run: Run, folder: Path, tmp_path: Path
     assert lines[-1] == f"One page to hand on: hf-cgd report {tmp_path / 'out'} --output report.html"
     code, out, _ = run("report", tmp_path / "out", "--output", tmp_path / "page.html", "--json")
     assert code == 0 and json.loads(out) == {"page": str(tmp_path / "page.html")}
-    assert "group_dro" in (tmp_path / "page.html").read_text() and "street" in (tmp_path / "page.html").read_text()
+    assert "group_dro" in (tmp_path / "page.html").read_text(encoding="utf-8") and "street" in (
+        tmp_path / "page.html"
+    ).read_text(encoding="utf-8")
 
 
 def test_a_model_that_is_there_is_evaluated(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -396,7 +400,7 @@ def test_a_model_that_is_there_is_evaluated(run: Run, folder: Path, tmp_path: Pa
     assert code == 2 and error.endswith("or set --overwrite_output_dir.\n"), error
     (tmp_path / "one/README.md").write_text("old")
     assert run(*again, "--overwrite_output_dir")[0] == 0
-    assert "street" in (tmp_path / "one/README.md").read_text()
+    assert "street" in (tmp_path / "one/README.md").read_text(encoding="utf-8")
     # Other words for the classes: the numbers are the same.
     write_table(tmp_path / "other.csv", rows() | {"label": ["froh", "traurig"] * 20})
     other = [*words, "--labels", "froh", "traurig", "--output_dir", tmp_path / "two"]
@@ -450,7 +454,10 @@ def test_a_model_that_numbers_its_classes_otherwise_is_evaluated_by_their_names(
     # A training goes on with the head that is there, not with its opposite.
     words = ["train", "text", "--dataset", folder / "d.csv", "--model", tmp_path / "model", "--pictures", "false"]
     assert run(*words, *QUICK[1:], *options, tmp_path / "trained")[0] == 0
-    assert json.loads((tmp_path / "trained/config.json").read_text())["id2label"] == {"0": "sad", "1": "glad"}
+    assert json.loads((tmp_path / "trained/config.json").read_text(encoding="utf-8"))["id2label"] == {
+        "0": "sad",
+        "1": "glad",
+    }
     # Other names cannot be matched.
     write_table(tmp_path / "other.csv", rows() | {"label": ["good", "bad"] * 20})
     words = [

@@ -134,7 +134,7 @@ def test_cut_texts_are_told_by_group_and_evaluations_cut_where_training_did(
     assert 'train: 18 of 54 (33.3%); "street" 100.0% of 18, no row of 1 other(s)' in said
     assert 'validation: 2 of 6 (33.3%); "street" 100.0% of 2' in said and said.count("tokens were cut") == 1
     (caution,) = found["cautions"]
-    assert caution in said and caution in (out / "README.md").read_text().replace("\\", "")
+    assert caution in said and caution in (out / "README.md").read_text(encoding="utf-8").replace("\\", "")
     assert load_run(out).data.preparation == {"text_columns": ["text"], "max_length": 6}
     new = write_table(tmp_path / "new.csv", rows(first=60))
     one, said = told("evaluate", out, new, "--group_column", "place", "--no_pictures", "--output_dir", tmp_path / "a")

@@ -19,7 +19,7 @@ from hf_cgd.tasks import TASKS
 
 
 def options_in(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "experiment.json").read_text())["options"]
+    return json.loads((folder / "experiment.json").read_text(encoding="utf-8"))["options"]
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,9 +33,9 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     told = options_in(tmp_path / "ratio=2/cgd_step_size=0.1/seed-1")
     assert told["group_column"] == ["label", "place"] and told["bf16"] is True and told["step_size"] == 0.1
     assert told["metric_for_best_model"] == "worst_group_accuracy" and told["load_best_model_at_end"] is True
-    assert (
-        "55.3 (0.7)" in (tmp_path / "tables.md").read_text() and "\\toprule" in (tmp_path / "tables.tex").read_text()
-    )
+    assert "55.3 (0.7)" in (tmp_path / "tables.md").read_text(encoding="utf-8") and "\\toprule" in (
+        tmp_path / "tables.tex"
+    ).read_text(encoding="utf-8")
     pictures = {path.name for path in tmp_path.glob("*.png")}
     assert pictures == {"groups_0.png", "groups_1.png", "conditions.png", "learning_0.png", "learning_1.png"}
     before = starts(tmp_path)
@@ -66,7 +66,7 @@ def test_options_are_passed_on_as_they_were_written(tmp_path: Path) -> None:
     words += ["--", *(word for number, value in enumerate(odd) for word in (f"--name_{number}", value))]
     words += ["--names", "01", "1e2"]
     assert main(words) == 0
-    command = (tmp_path / "erm/seed-0/log.txt").read_text().splitlines()[0].split()
+    command = (tmp_path / "erm/seed-0/log.txt").read_text(encoding="utf-8").splitlines()[0].split()
     assert [command[command.index(f"--name_{number}") + 1] for number in range(len(odd))] == odd
     assert command[command.index("--names") + 1 :][:2] == ["01", "1e2"]
     # The same command has nothing left to do.
@@ -177,8 +177,10 @@ def test_a_real_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     for when in ("eval", "save"):
         told += [f"--{when}_strategy", "steps", f"--{when}_steps", "1"]
     assert main([*words, "--", *told]) == 0
-    report = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/group_report.json").read_text())["test"]["overall"]
-    result = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/experiment.json").read_text())["result"]
+    report = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/group_report.json").read_text(encoding="utf-8"))["test"][
+        "overall"
+    ]
+    result = json.loads((tmp_path / "cgd_step_size=0.1/seed-0/experiment.json").read_text(encoding="utf-8"))["result"]
     assert [entry["step"] for entry in result["evaluations"]] == [1, 2, 3], "whichever was best"
     row = f"| cgd | {100 * report['accuracy']:.1f} | {100 * report['worst_group_accuracy']:.1f} | step_size=0.1, 1 |"
     assert row in " ".join(capsys.readouterr().out.split())

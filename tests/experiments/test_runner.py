@@ -85,7 +85,7 @@ def test_an_interrupted_run_goes_on_from_its_last_complete_checkpoint(tmp_path: 
     grid = Grid(RECIPE, ("erm",), seeds=(0,))
     run(grid, tmp_path, keep_models=True)
     folder = tmp_path / "erm/seed-0"
-    state = json.loads((folder / "experiment.json").read_text())
+    state = json.loads((folder / "experiment.json").read_text(encoding="utf-8"))
     del state["result"]
     (folder / "experiment.json").write_text(json.dumps(state))
     (folder / "checkpoint-9").mkdir()
@@ -180,10 +180,10 @@ def test_runs_on_other_files_than_now_are_told_of_and_never_gone_on_with(
     table.write_text("text,label\nb,0\n")
     assert main([*words, "--table", *rest]) == 0
     assert f"same sources: {table} was another in 2 finished runs" in capsys.readouterr().out
-    assert "same sources" in (tmp_path / "runs/tables.md").read_text()
+    assert "same sources" in (tmp_path / "runs/tables.md").read_text(encoding="utf-8")
     # One that has not finished has a checkpoint of the other table.
     file = tmp_path / "runs/erm/seed-0/experiment.json"
-    state = json.loads(file.read_text())
+    state = json.loads(file.read_text(encoding="utf-8"))
     del state["result"]
     file.write_text(json.dumps(state))
     (file.parent / "checkpoint-5").mkdir()
@@ -193,5 +193,7 @@ def test_runs_on_other_files_than_now_are_told_of_and_never_gone_on_with(
     assert f"{table} was another in 1 finished run." in capsys.readouterr().out
     # Runs of before this was noted are not judged.
     for place in tmp_path.rglob("experiment.json"):
-        place.write_text(json.dumps({k: v for k, v in json.loads(place.read_text()).items() if k != "sources"}))
+        place.write_text(
+            json.dumps({k: v for k, v in json.loads(place.read_text(encoding="utf-8")).items() if k != "sources"})
+        )
     assert main([*words, "--table", *rest]) == 0 and "same sources" not in capsys.readouterr().out

@@ -162,7 +162,9 @@ def test_training_is_that_of_plain_autograd_and_of_one_pass_per_group(name: str,
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-6} if "llama" in name else {"rtol": 1e-8, "atol": 1e-11}
     torch.testing.assert_close(found, plain, **close)
     torch.testing.assert_close(exact, plain, **close)
-    torch.testing.assert_close(grams, exact_grams, **close)
+    # A product of two groups may be zero but for what their lengths round off.
+    longest = max(gram.max().item() for gram in exact_grams)
+    torch.testing.assert_close(grams, exact_grams, **{**close, "atol": close["atol"] * longest})
 
 
 @pytest.mark.parametrize(("name", "layers"), [("gpt2", 3), ("masked", 3), ("tied", "middle")])

@@ -14,9 +14,10 @@ from hf_cgd import GroupRobustTrainer
 from hf_cgd.metrics.evaluate_module import FOLDER, GroupAccuracy
 
 
-@pytest.fixture(scope="module")
-def metric(tmp_path_factory: pytest.TempPathFactory) -> evaluate.EvaluationModule:
-    return evaluate.load(FOLDER, cache_dir=str(tmp_path_factory.mktemp("evaluate")))
+@pytest.fixture
+def metric(tmp_path: Path) -> evaluate.EvaluationModule:
+    """One for each test: what is refused leaves the batches before it in the module."""
+    return evaluate.load(FOLDER, cache_dir=str(tmp_path / "evaluate"))
 
 
 class Errors(evaluate.Metric):

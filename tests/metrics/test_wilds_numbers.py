@@ -123,8 +123,10 @@ def test_the_package_that_is_installed_gives_the_kept_groups(tmp_path: Path) -> 
     for name, kept in NUMBERS.items():
         dataset, rows = script["predicted"](name, tmp_path)
         found = script["numbers_of"](dataset, name, rows, {})
-        for key in ("fields", "metadata", "labels", "predictions", "training", "evaluation"):
+        for key in ("fields", "metadata", "labels", "training", "evaluation"):
             assert found[key] == kept[key], (name, key)
+        # Drawn numbers in float32, whose last bit is that of the processor.
+        assert np.allclose(found["predictions"], kept["predictions"], rtol=1e-6, atol=1e-6), name
         if name == "poverty":
             results, _ = dataset.standard_group_eval(PearsonCorrelation(), dataset._eval_grouper, *rows)
             assert len(results) == 6

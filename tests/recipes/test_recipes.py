@@ -35,7 +35,7 @@ Recipe = Callable[..., Any]
 
 
 def report_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "out" / "group_report.json").read_text())
+    return json.loads((folder / "out" / "group_report.json").read_text(encoding="utf-8"))
 
 
 # ---- The command line -----------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_help_shows_options_and_the_recipe_s_defaults(name: str, recipe: Recipe,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_recipes_are_short(name: str) -> None:
-    assert len((RECIPES / f"{name}.py").read_text().splitlines()) < 80
+    assert len((RECIPES / f"{name}.py").read_text(encoding="utf-8").splitlines()) < 80
 
 
 @pytest.mark.parametrize("path", sorted((RECIPES / "configs").glob("*.yaml")), ids=lambda path: path.name)
@@ -67,7 +67,7 @@ def test_example_configs_hold_known_options(path: Path) -> None:
     name = next(name for name in NAMES if path.stem.removesuffix("_paper") in name)
     options, defaults, _ = recipe_parts(RECIPES / f"{name}.py")
     own, config = parse_command_line(options, defaults, [str(path), "--use_cpu"])
-    for option, value in yaml.safe_load(path.read_text()).items():
+    for option, value in yaml.safe_load(path.read_text(encoding="utf-8")).items():
         assert str(getattr(config, option, getattr(own, option, None))) in (str(value), str(_number(value))), option
 
 
@@ -119,7 +119,7 @@ def test_multinli_local_files_and_yaml(recipe: Recipe, tmp_path: Path, text_mode
     trainer = recipe("multinli_cgd", tmp_path / "run.yaml", "--load_best_model_at_end", "false")
     assert trainer.groups.names == ("no", "yes") and trainer.groups.counts == (12, 12)
     assert type(trainer.optimizer.optimizer).__name__ == "SGD"
-    assert ", trained on multinli with hf_cgd" in (tmp_path / "out" / "README.md").read_text()
+    assert ", trained on multinli with hf_cgd" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 # ---- Colored-MNIST --------------------------------------------------------------------------------------------------

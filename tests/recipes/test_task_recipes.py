@@ -62,7 +62,7 @@ def test_from_raw_files_to_the_published_row(
         few += ["--max_length", 16]
     trainer = recipe(f"{name}_cgd", *words_of(source, name, tmp_path), "--model", model, "--preset", preset, *few)
     assert trainer.state.global_step == 2 and trainer.args.metric_for_best_model == info.metric
-    report = json.loads((tmp_path / "out/group_report.json").read_text())
+    report = json.loads((tmp_path / "out/group_report.json").read_text(encoding="utf-8"))
     assert list(report) == ["validation", "test"]
     counts = {row["name"]: row["count"] for row in report["test"]["groups"]}
     if name == "civilcomments":
@@ -147,6 +147,6 @@ def test_civilcomments_made_up(objective: str, recipe: Recipe, capsys: Any) -> N
     assert trainer.state.global_step == 3 and trainer.args.group_sampling == (
         "balanced" if objective == "coral" else "none"
     )
-    card = (Path(trainer.args.output_dir) / "README.md").read_text()
+    card = (Path(trainer.args.output_dir) / "README.md").read_text(encoding="utf-8")
     assert "trained on made-up data in the form of civilcomments with" in card
     assert "- The data was made up: nothing here tells how a model fares on civilcomments." in card

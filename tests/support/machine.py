@@ -16,6 +16,8 @@ LEFT_BEHIND = (
     # Libraries, and trackers that report.
     "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "TORCHDYNAMO_", "TORCH_COMPILE", "TORCH_LOGS", "USE_TORCH_XLA", "PJRT_", "DS_",
     "WANDB_", "MLFLOW_", "TRACKIO_", "TENSORBOARD_", "COMET_",
+    # The Hub of the tests is on this machine; some proxies need packages that are not there.
+    *(f"{kind}_proxy" for kind in ("http", "https", "all", "no")), *(f"{kind}_PROXY" for kind in ("HTTP", "HTTPS", "ALL", "NO")),
 )  # fmt: skip
 """What the shell, a launcher or an earlier run left in the environment says nothing about the runs of the tests."""
 
@@ -35,8 +37,7 @@ if "HF_CGD_TEST_HOME" not in os.environ:
 os.environ.update(
     HF_HOME=os.environ["HF_CGD_TEST_HOME"], HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false",
     CUDA_VISIBLE_DEVICES="", MPLBACKEND="agg", OMP_NUM_THREADS=str(THREADS), MKL_NUM_THREADS=str(THREADS), COLUMNS="80",
-    # The Hub of the tests is on this machine, whatever proxy leads out of it.
-    NO_PROXY="127.0.0.1,localhost", no_proxy="127.0.0.1,localhost",
+    PYTHONIOENCODING="utf-8",
 )  # fmt: skip
 
 # wilds asks the package index for its newest version when it is imported: in a thread, without a limit of time, which

@@ -53,7 +53,7 @@ def error(expected: Tensor | None, found: Tensor | None) -> float:
     if expected is None or found is None:
         return 0.0 if all(one is None or not bool(one.any()) for one in (expected, found)) else 1.0
     # Biases in front of a norm have gradients that are zero but for rounding.
-    return float((expected - found).abs().max() / (expected.abs().max() + 1e-9))
+    return float((expected - found).abs().max() / (expected.abs().max() + 1e-8))
 
 
 def random_states() -> list[Any]:

@@ -174,7 +174,7 @@ def test_the_wilds_package_without_its_folder(
 def test_a_column_that_is_missing(name: str, own: Callable[[str], Path]) -> None:
     folder, kept = own(name), LAYOUTS[name].kept
     path = folder / kept["file"]
-    path.write_text(path.read_text().replace(kept["column"], "other"))
+    path.write_text(path.read_text(encoding="utf-8").replace(kept["column"], "other"), encoding="utf-8")
     before = raw.files_below(folder)
     with pytest.raises(ValueError, match=f"expected (the|a) column.*{kept['column']}"):
         load_task(name, folder, **LAYOUTS[name].settings)
@@ -214,10 +214,10 @@ def test_no_image_is_opened_to_learn_its_group_and_a_bad_one_is_named_when_it_is
 
 
 def spoiled(path: Path, line: int, old: str, new: str) -> None:
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     assert old in lines[line]
     lines[line] = lines[line].replace(old, new, 1)
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_values_that_are_wrong(
 def test_a_file_that_was_cut_off(own: Callable[[str], Path]) -> None:
     folder = own("civilcomments")
     path = folder / "all_data_with_identities.csv"
-    text = path.read_text()
-    path.write_text(text[: text.index('"He said') + 5])
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[: text.index('"He said') + 5], encoding="utf-8")
     with pytest.raises(ValueError, match="(?s)expected a CSV file, but it cannot be read.*Fetch the file again"):
         load_task("civilcomments", folder)
 

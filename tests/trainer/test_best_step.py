@@ -109,4 +109,6 @@ def test_a_kept_step_that_gives_one_class_is_said_to(tmp_path: Path) -> None:
     # Without an evaluation of the kept model, and read back.
     run.create_model_card()
     assert any("At that step it gave every" in one for one in limits(load_run(tmp_path)))
-    assert "At that step it gave every evaluated row the same class" in (tmp_path / "README.md").read_text()
+    assert "At that step it gave every evaluated row the same class" in (tmp_path / "README.md").read_text(
+        encoding="utf-8"
+    )

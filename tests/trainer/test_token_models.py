@@ -61,13 +61,22 @@ def test_erm_is_the_plain_trainer_with_accumulation(
     torch.testing.assert_close(parameters_of(trainer.model), parameters_of(reference.model), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("unit", [None, "example", "token"])
-@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.fixture
+def double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("unit", "accumulated"), [(None, 1), ("example", 1), ("example", 3), ("token", 1), ("token", 3)]
+)
 @pytest.mark.parametrize("objective", ["erm", "group_dro"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mean_is_over_what_group_unit_says(
-    tmp_path: Path, name: str, objective: str, accumulated: int, unit: str | None
+    tmp_path: Path, name: str, objective: str, accumulated: int, unit: str | None, double_precision: None
 ) -> None:
+    """In float64: of T5's steep start float32 keeps six digits. (Models for causal LM form their own loss in float32.)"""
     knobs = {"step_size": 0.0} if objective == "group_dro" else {}
     options = {"max_steps": 1, "per_device_train_batch_size": 12 // accumulated}
     trainer = ours(
@@ -79,7 +88,7 @@ def test_a_mean_is_over_what_group_unit_says(
     assert labels is not None
     losses = head.losses(head.scores_of(model(**batch), after_loss=True), labels, model, LossOptions())
     by_tokens = unit == "token" or (unit is None and objective == "erm")
-    weights = head.num_tokens(labels).float() if by_tokens else head.labelled(labels).float()
+    weights = head.num_tokens(labels).double() if by_tokens else head.labelled(labels).double()
     groups = [row["group"] for row in rows]
     parts = [torch.tensor([own == group for own in groups]) for group in "abc"]
     parts = parts if objective == "group_dro" else [torch.ones(12, dtype=torch.bool)]
@@ -90,14 +99,7 @@ def test_a_mean_is_over_what_group_unit_says(
             if parameter.grad is not None:
                 parameter -= 0.05 * parameter.grad
     assert logged(trainer)[0] == pytest.approx(loss.item(), rel=1e-4)
-    torch.testing.assert_close(parameters_of(trainer.model), parameters_of(model), rtol=1e-5, atol=1e-6)
-
-
-@pytest.fixture
-def double_precision() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(parameters_of(trainer.model), parameters_of(model), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("unit", ["example", "token"])
