@@ -75,8 +75,8 @@ class PublishingTrainer(Trainer):
             warnings.warn(
                 f"A single class is what the model that is kept, that of step {step}, gives to every evaluated row: "
                 f"its {self.args.metric_for_best_model} ({decimals(self.state.best_metric)}) tells which classes "
-                "there are in the groups, not what it has learned. Do not use it; train on, or with another learning_rate or "
-                "step_size.",
+                "there are in the groups, not what it has learned. Do not use it; train on, or with another "
+                "learning_rate or step_size.",
                 GroupRobustWarning,
                 stacklevel=3,
             )
