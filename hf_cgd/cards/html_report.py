@@ -32,6 +32,11 @@ NUMBERS = {"worst_group_accuracy": "worst group", "accuracy": "average", "adjust
            "worst_group_perplexity": "worst group, perplexity", "perplexity": "perplexity"}  # fmt: skip
 """What stands in large figures above a table, where a report has it."""
 
+ONE_OF_SEVERAL = (
+    "Each row is a single run: with another seed it may come out otherwise, and the best of several looks better than "
+    "it is."
+)
+
 Run = RunRecord | str | os.PathLike[str]
 
 
@@ -75,6 +80,7 @@ def page(records: Sequence[RunRecord], title: str | None = None) -> str:
     parts = [tag("h1", heading)]
     if len(records) > 1:
         parts += [tag("h2", "The runs side by side"), _side_by_side(records, names)]
+        parts.append(tag("p", ONE_OF_SEVERAL))
         parts += _groups_by_run(records, names)
     parts.append(tag("div", [_run(record, name) for record, name in zip(records, names, strict=True)], class_="runs"))
     parts.append(tag("footer", f"Written by hf_cgd on {date.today().isoformat()} from the runs' own numbers."))

@@ -7,6 +7,7 @@ from typing import Any
 from hf_cgd.cards.record import RunRecord
 from hf_cgd.metrics import ONE_CLASS, GroupReport, GroupRow
 from hf_cgd.metrics.group_metrics import own_name
+from hf_cgd.metrics.intervals import confidence_of_extremes, wilson_of_share
 from hf_cgd.visible_numbers import decimals
 from hf_cgd.visible_text import quoted_name
 
@@ -88,9 +89,10 @@ def _of_report(report: GroupReport) -> list[str]:
     found = []
     small = [row for row in report.rows if row.count is not None and row.count < FEW]
     if small:
+        told = any(row.interval(report.metric or "") is not None for row in small)
         found.append(
-            f"fewer than {FEW} examples were evaluated of {_names(small)}; their numbers are uncertain, see the "
-            "intervals."
+            f"fewer than {FEW} examples were evaluated of {_names(small)}; their numbers are uncertain"
+            f"{', see the intervals' if told else ', and there are no intervals of these'}."
         )
     absent = [row for row in report.rows if row.count is None]
     if absent:
@@ -102,14 +104,28 @@ def _of_report(report: GroupReport) -> list[str]:
     metric = report.metric
     scored = [row for row in report.ranked if metric is not None and row.value(metric) is not None]
     if metric is not None and len(scored) > 1 and report.gap() != 0:
-        worst, best = scored[0].interval(metric), scored[-1].interval(metric)
-        if worst is not None and best is not None and worst[0] <= best[1] and best[0] <= worst[1]:
+        number = len(scored)
+        wider = confidence_of_extremes(number)
+        worst, best = (_wilson(row, metric, wider) or row.interval(metric) for row in (scored[0], scored[-1]))
+        if worst is None or best is None:
+            found.append(f"without intervals of the {metric} nobody knows whether the gap is more than chance.")
+        elif worst[0] <= best[1] and best[0] <= worst[1]:
             found.append("the intervals of the worst and the best group overlap: the gap may be chance.")
-        if len(scored) > 10:
+        if number > 2:
+            honest = _wilson(scored[0], metric, 1 - 0.05 / number)
             found.append(
-                f"the worst of {len(scored)} groups looks worse than it is by chance alone; judge it by its interval."
+                f"the worst of {number} groups looks worse than it is by chance alone, so that its true {metric} lies "
+                "outside of its interval more often than in 5 of 100 samples."
+                + (f" One that makes up for the choice: {' to '.join(map(decimals, honest))}." if honest else "")
             )
     return found
+
+
+def _wilson(row: GroupRow, metric: str, confidence: float) -> tuple[float, float] | None:
+    """The interval of a group's accuracy at that confidence; None for other metrics, and where it has none of 95 %."""
+    if metric != "accuracy" or row.accuracy is None or not row.count or row.interval(metric) is None:
+        return None
+    return wilson_of_share(row.accuracy, row.count, confidence)
 
 
 def _names(rows: list[GroupRow]) -> str:

@@ -121,10 +121,12 @@ def write_predictions(
     labels = np.asarray(output.label_ids)
     if np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1 and scores.ndim == 2 and scores.shape[1] > 1:
         names = class_names_of(trainer.model) or [str(number) for number in range(scores.shape[1])]
-        answered = np.asarray(np.isfinite(scores).all(axis=1))
+        # As evaluations have it: a score of -inf stands for a class that is ruled out.
+        answered = np.asarray(~np.isnan(scores).any(axis=1))
         best = np.where(answered[:, None], scores, 0.0).argmax(axis=1)
         given = [names[place] if known else "" for place, known in zip(best, answered, strict=True)]
-        chances = softmax(scores, axis=1)[np.arange(len(best)), best]
+        with np.errstate(invalid="ignore"):
+            chances = softmax(scores, axis=1)[np.arange(len(best)), best]
         ours = {"prediction": given, "correct": (best == labels) & answered, "probability": chances.round(6)}
     else:
         values = scores.reshape(len(scores), -1)

@@ -238,6 +238,11 @@ def _show(preset: Preset, outcome: Outcome, folder: Path) -> None:
             f"\n{COLLAPSED}: the model predicts one class for all examples, so it has learned nothing, whatever its "
             "score. Such values are chosen only where no others have finished.\n"
         )
+    if any(" n = " in cell for row in results for cell in row):
+        text += (
+            "\nBehind a worst group stand its examples (n) and the 95 % interval of one accuracy on so many. Of a "
+            "group that was picked because it is the lowest of several, the true accuracy lies outside more often.\n"
+        )
     changed = other_sources(grid, folder)
     if changed:
         text += (

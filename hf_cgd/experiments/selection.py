@@ -14,7 +14,8 @@ LAST_EVALUATIONS = 3
 """How many evaluations at the end of a run are averaged, to set beside the best one."""
 
 
-UNDEFINED_BESIDE = {"pearson": "mse", "worst_group_pearson": "mse", "worst_group_perplexity": "token_accuracy"}
+UNDEFINED_BESIDE = {"pearson": "mse", "worst_group_pearson": "mse", "worst_group_perplexity": "token_accuracy",
+                    "worst_group_loss": "loss"}  # fmt: skip
 """Metrics that a model may leave undefined, and what tells that its run reports of that kind all the same."""
 
 
@@ -38,8 +39,12 @@ class RunResult:
     evaluations: Sequence[Mapping[str, float]] = ()
 
     def last_evaluations(self, metric: str) -> float:
-        """Mean of a metric over the last `LAST_EVALUATIONS`, which nobody chose; NaN where there are fewer."""
-        found = [entry[metric] for entry in self.evaluations if metric in entry][-LAST_EVALUATIONS:]
+        """Mean of a metric over the last `LAST_EVALUATIONS`, which nobody chose; NaN where there are fewer.
+
+        So it is where one of them has not defined it: those before it would flatter the model.
+        """
+        entries = [entry for entry in self.evaluations if metric in entry or "runtime" in entry]
+        found = [entry.get(metric, math.nan) for entry in entries[-LAST_EVALUATIONS:]]
         return float(np.mean(found)) if len(found) == LAST_EVALUATIONS else math.nan
 
     def collapsed(self, split: str) -> bool:
@@ -146,4 +151,5 @@ def validation_score(result: RunResult, metric: str) -> float:
             f"{result.run.name}: expected {metric!r} of a validation split, got {sorted(found) or 'no such split'}. "
             "Values are chosen on validation: give the recipe a validation split, or set metric to one of these."
         )
-    return found[metric]
+    value: float | None = found[metric]
+    return math.nan if value is None else value

@@ -34,6 +34,7 @@ from hf_cgd.experiments.records import (
     write_run,
 )
 from hf_cgd.experiments.selection import RunResult, validation_score
+from hf_cgd.metrics.report import overall_of
 from hf_cgd.trainer.checkpoints import last_complete_checkpoint
 
 try:
@@ -153,7 +154,7 @@ class WorkerPool:
         reports = json.loads(report.read_text(encoding="utf-8"))
         result = RunResult(
             run,
-            {split: report["overall"] for split, report in reports.items()},
+            {split: overall_of(report) for split, report in reports.items()},
             {split: report["groups"] for split, report in reports.items()},
             round(time.perf_counter() - start, 1),
             evaluations_in(folder),

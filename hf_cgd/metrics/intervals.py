@@ -1,10 +1,10 @@
 """Confidence intervals for the metrics of a group."""
 
 from collections.abc import Callable
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
-from scipy.stats import norm
+from scipy.stats import norm, studentized_range
 
 FEWEST = 5
 """Examples that a stratum of a bootstrap must have. Draws from fewer vary too little: of a class of one example the
@@ -37,6 +37,16 @@ def wilson_of_share(share: float, total: int, confidence: float = 0.95) -> tuple
     middle = (2 * total * share + z**2) / width
     half = z / width * sqrt(4 * total * share * (1 - share) + z**2)
     return 0.0 if share == 0 else middle - half, 1.0 if share == 1 else middle + half
+
+
+def confidence_of_extremes(groups: int) -> float:
+    """Confidence at which the intervals of the best and the worst of so many equal groups overlap 95 times of 100.
+
+    Intervals of 95 % do so for two to five groups. Of 20 equal groups the best and the worst are apart in 37 of 100
+    samples, of 40 in 71. The studentised range (Tukey 1949) tells how far extremes lie from one another by chance.
+    """
+    z = max(float(norm.ppf(0.975)), float(studentized_range.ppf(0.95, groups, inf)) / 2)
+    return float(2 * norm.cdf(z) - 1)
 
 
 def bootstrap_interval(

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from math import isclose
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hf_cgd.data.columns import Column, is_missing, listed_rows
 from hf_cgd.data.groups import GroupInfo
 from hf_cgd.data.training_groups import IGNORED
 from hf_cgd.metrics.custom_metrics import GroupMetric, declared_directions, is_finite, warn_of_unknown_directions
-from hf_cgd.metrics.intervals import bootstrap_interval, class_strata, wilson_interval
+from hf_cgd.metrics.intervals import bootstrap_interval, class_strata, wilson_of_share
 from hf_cgd.metrics.report import GroupReport
 from hf_cgd.metrics.report_row import GroupRow
 from hf_cgd.monitors import GroupRobustWarning
@@ -86,7 +87,7 @@ def group_metrics(
         undefined += [f"{name} of {info.names[k]}" for k, value in enumerate(values) if not np.isfinite(value)]
         found[name] = [value if np.isfinite(value) else None for value in values]
         bounds[name] = [
-            None if value is None else _interval(name, metric, truth[rows], given[rows], resamples, seed)
+            None if value is None else _interval(name, metric, value, truth[rows], given[rows], resamples, seed)
             for rows, value in zip(rows_of, found[name], strict=True)
         ]
         worst = metric.worst_of(name, values, is_finite(given))
@@ -246,20 +247,20 @@ def _on_all(name: str, metric: GroupMetric, truth: np.ndarray, given: np.ndarray
 
 
 def _interval(
-    name: str, metric: GroupMetric, truth: np.ndarray, given: np.ndarray, resamples: int, seed: int
+    name: str, metric: GroupMetric, value: float, truth: np.ndarray, given: np.ndarray, resamples: int, seed: int
 ) -> tuple[float, float] | None:
-    if _is_accuracy(name, metric):
-        correct = truth == given
-        return wilson_interval(int(correct.reshape(len(correct), -1).all(axis=1).sum()), len(correct))
+    # Under that name may stand per cent, or a balanced accuracy, of which Wilson's interval says nothing.
+    if _is_accuracy(name, metric) and isclose(value, _share_of_right(truth, given)):
+        return wilson_of_share(_share_of_right(truth, given), len(truth))
     strata = class_strata(truth) if _are_classes(truth, given) else np.zeros(len(truth), dtype=int)
 
-    def value(rows: np.ndarray) -> float:
+    def again(rows: np.ndarray) -> float:
         return metric(name, given[rows], truth[rows], truth_first=True)
 
     with warnings.catch_warnings():
         # What a metric has to say of these examples it has said; some draws of them would have it said again.
         warnings.simplefilter("ignore")
-        return bootstrap_interval(value, strata, resamples, seed)
+        return bootstrap_interval(again, strata, resamples, seed)
 
 
 def _are_classes(truth: np.ndarray, given: np.ndarray) -> bool:

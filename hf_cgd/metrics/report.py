@@ -202,8 +202,7 @@ class GroupReport:
             row["intervals"] = {name: tuple(bounds) for name, bounds in row.get("intervals", {}).items()}
         return cls(
             tuple(GroupRow(**row) for row in rows),
-            # JSON has no NaN, and such a number is null in files.
-            {name: nan if value is None else value for name, value in data.get("overall", {}).items()},
+            overall_of(data),
             str(data.get("objective", "")),
             data.get("weights_step"),
             *(tuple(data.get(name, ())) for name in DIRECTIONS),
@@ -282,6 +281,11 @@ class GroupReport:
         others = dict.fromkeys(name for row in self.rows for name in row.others)
         columns = [name for name in (*COLUMNS, *others) if any(row.get(name) for row in rows)]
         return [columns, *([row.get(name, "") for name in columns] for row in rows)]
+
+
+def overall_of(data: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers over all groups of a report as a file has it: JSON has no NaN, and such a number is null there."""
+    return {name: nan if value is None else value for name, value in data.get("overall", {}).items()}
 
 
 def _is_bound(kind: str, kinds: Sequence[str]) -> bool:

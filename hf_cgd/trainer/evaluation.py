@@ -166,9 +166,10 @@ class GroupEvaluation:
             return
         labelled = results.labelled
         losses = results.losses[labelled]
-        if len(losses) and np.isfinite(losses).all() and not keeps_loss:
+        if not keeps_loss:
+            # A network's own loss may take rows without a label for others.
             counts = results.token_counts[labelled] if by_tokens and results.token_counts is not None else None
-            output.metrics[f"{prefix}_loss"] = float(np.average(losses, weights=counts))
+            output.metrics[f"{prefix}_loss"] = float(np.average(losses, weights=counts)) if len(losses) else math.nan
         name = None if wanted is None else f"eval_{wanted.removeprefix('eval_')}"
         if name is not None and name.startswith(f"{prefix}_") and name not in output.metrics:
             kind = own_name(name.removeprefix(f"{prefix}_"))

@@ -53,6 +53,33 @@ def test_the_mean_of_the_last_evaluations_stands_beside_the_best() -> None:
     assert result_rows(choose(grid, short))[0][-1] == "chosen, seeds", "not of some runs only"
 
 
+def test_an_end_that_was_not_defined_is_not_made_up_for_by_what_was_before() -> None:
+    run = Grid(RECIPE, ("erm",), seeds=(0,)).search_runs()[0]
+    entries: list[dict[str, float]] = [{"runtime": 1.0, "worst_group_pearson": 0.9}] * 4
+    ended = replace(result(run, 0.5), evaluations=[*entries, {"runtime": 1.0, "mse": 3.0}])
+    assert np.isnan(ended.last_evaluations("worst_group_pearson"))
+    of_another_set = replace(ended, evaluations=[*entries, {"hospital_runtime": 1.0}])
+    assert of_another_set.last_evaluations("worst_group_pearson") == pytest.approx(0.9)
+
+
+def test_a_run_without_a_finite_loss_is_not_chosen_and_ends_no_table() -> None:
+    grid = Grid(RECIPE, ("cgd",), {"step_size": [1, 0.1]}, seeds=(0,), metric="worst_group_loss")
+    first, second = grid.search_runs()
+    lost = replace(result(first, 0.1), metrics={"validation": {"loss": None, "accuracy": 0.5}})  # type: ignore[dict-item]
+    (choice,) = choose(grid, [lost, result(second, 0.7, metric="worst_group_loss")])
+    assert choice.point == second.point and choice.candidates == 1
+    by_loss = replace(grid, metric="loss")
+    (choice,) = choose(by_loss, [lost, result(second, 0.7, metric="loss")])
+    assert choice.point == second.point
+
+
+def test_means_are_not_rounded_to_a_perfect_score() -> None:
+    grid = Grid(RECIPE, ("erm",), seeds=(0, 1))
+    results = [result(run, 0.5, 0.9997) for run in grid.search_runs()]
+    assert result_rows(choose(grid, results))[1][2] == ">99.9 (0.0)"
+    assert latex([["a"], [">99.9"]]).splitlines()[4] == r"$>$99.9 \\"
+
+
 def test_learning_curves_are_means_where_all_runs_were_evaluated() -> None:
     grid = Grid(RECIPE, ("erm", "cgd"), seeds=(0, 1))
     ends = {0: {100: 0.2, 200: 0.4}, 1: {100: 0.4, 200: 0.5, 300: 0.9}}

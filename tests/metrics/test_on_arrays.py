@@ -13,6 +13,7 @@ import torch
 from fairlearn_numbers import METRICS, arrays
 from sklearn.metrics import (
     accuracy_score,
+    balanced_accuracy_score,
     f1_score,
     mean_absolute_error,
     mean_squared_error,
@@ -21,8 +22,9 @@ from sklearn.metrics import (
 )
 
 from hf_cgd import GroupMetric, GroupReport, GroupRobustWarning, group_metrics
-from hf_cgd.metrics import named_metrics, wilson_interval
-from hf_cgd.metrics.intervals import bootstrap_interval, class_strata
+from hf_cgd.metrics import GroupRow, named_metrics, wilson_interval
+from hf_cgd.metrics.intervals import bootstrap_interval, class_strata, confidence_of_extremes, wilson_of_share
+from hf_cgd.metrics.values import as_json
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "fairlearn_numbers.json").read_text())
 TRUTH = [0, 1, 1, 0, 1, 1]
@@ -259,3 +261,37 @@ def test_dataframe() -> None:
     table = a_report().to_dataframe()
     assert table.loc["y", "accuracy"] == 0.5 and table.loc["y", "count"] == 4
     assert {"f1", "accuracy_low", "accuracy_high"} <= set(table.columns) and "weight" not in table
+
+
+def test_numbers_that_files_have_as_null_come_back_as_not_finite() -> None:
+    report = GroupReport((GroupRow("a", count=3, accuracy=0.5),), {"accuracy": 0.5, "loss": float("nan")}, "erm")
+    back = GroupReport.from_dict(json.loads(json.dumps(as_json(report.to_dict()))))
+    assert str(back) == str(report) and str(report).endswith("accuracy 0.500  loss n/a")
+
+
+@pytest.mark.parametrize("other", [balanced_accuracy_score, lambda y, p: 100 * accuracy_score(y, p)])
+def test_an_interval_is_that_of_the_number_it_stands_beside(other: Any) -> None:
+    """Under the name of the accuracy may stand another number; Wilson's interval was that of the share of right ones."""
+    draw = np.random.default_rng(0)
+    truth = (draw.random(400) < 0.2).astype(int)
+    given = np.where(draw.random(400) < 0.9, truth, 0)
+    report = group_metrics(truth, given, draw.choice(["a", "b"], 400), metrics={"accuracy": other}, resamples=100)
+    for row in report.rows:
+        low, high = row.interval("accuracy") or (np.nan, np.nan)
+        assert row.accuracy is not None and low < row.accuracy < high
+    plain = group_metrics(truth, given, ["a"] * 400, metrics={"accuracy": accuracy_score})
+    assert plain.rows[0].interval("accuracy") == pytest.approx(wilson_interval(int((truth == given).sum()), 400))
+
+
+@pytest.mark.parametrize("groups", [2, 5, 20, 40])
+def test_extremes_of_equal_groups_are_apart_in_5_of_100_samples(groups: int) -> None:
+    """Their 95 % intervals are so in 71 of 100 samples of 40 groups."""
+    draw = np.random.default_rng(0)
+    samples = np.sort(draw.binomial(400, 0.8, (500, groups)), axis=1)[:, [0, -1]] / 400
+    confidence = confidence_of_extremes(groups)
+    apart = [
+        wilson_of_share(low, 400, confidence)[1] < wilson_of_share(high, 400, confidence)[0] for low, high in samples
+    ]
+    assert np.mean(apart) < 0.08
+    usual = [wilson_of_share(low, 400)[1] < wilson_of_share(high, 400)[0] for low, high in samples]
+    assert (np.mean(usual) > 0.3) == (groups >= 20) and (groups > 5 or confidence == pytest.approx(0.95))

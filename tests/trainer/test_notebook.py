@@ -66,3 +66,12 @@ def test_sets_of_other_names_and_regressions() -> None:
     assert shown_metrics(metrics) == {
         "eval_a_loss": 1.0, "eval_a_pearson": 0.5, "eval_a_worst_group_pearson": 0.1, "eval_a_worst_group": "x",
     }  # fmt: skip
+
+
+def test_the_worst_group_is_named_where_it_is_known() -> None:
+    base = {"eval_pearson": 0.5, "eval_group_pearson/x": 0.1, "eval_group_pearson/y": 0.9, "eval_runtime": 1.0}
+    assert shown_metrics(base)["eval_worst_group"] == "not known", "a group that is left out may be worse"
+    tied = base | {"eval_group_pearson/z": 0.1, "eval_worst_group_pearson": 0.1}
+    assert shown_metrics(tied)["eval_worst_group"] == "x and 1 more"
+    alike = {"eval_worst_group_accuracy": 1.0, "eval_group_accuracy/a": 1.0, "eval_group_accuracy/b": 1.0}
+    assert shown_metrics(alike)["eval_worst_group"] == "all alike"

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from datasets import ClassLabel, Dataset
 from tiny import logged, predicts_one_class, text_dataset, tiny_distilbert
+from tiny_tokens import tiny_model, token_dataset
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -482,3 +483,36 @@ def test_the_direction_under_plain_arguments(tmp_path: Path) -> None:
     data = rows(8).remove_columns("group").add_column("group", ["hair loss", "b"] * 4)
     GroupRobustTrainer(Net(), args, train_dataset=data, eval_dataset=data, group_column="group", objective="group_dro")
     assert args.greater_is_better is True
+
+
+@OWN
+@pytest.mark.filterwarnings("ignore:The model gave NaN")
+@pytest.mark.filterwarnings("ignore:These metrics are not defined")
+@pytest.mark.parametrize("kind", [Net, Weighted])
+def test_rows_without_a_finite_loss_are_not_left_out_of_the_mean(trainer: Build, kind: Any) -> None:
+    """The Trainer passes over batches whose loss is not finite: the mean of the others would flatter the model."""
+    data = rows(16)
+    pixels = np.array(data["pixel_values"][:])
+    pixels[3] = np.nan
+    broken = Dataset.from_dict({"pixel_values": pixels, "labels": data["labels"][:], "group": data["group"][:]})
+    run = trainer({"objective": "erm"}, model=kind(), train_dataset=data, eval_dataset=broken)
+    metrics = run.evaluate()
+    assert np.isnan(metrics["eval_loss"]) and run.args.logging_nan_inf_filter
+    assert "loss n/a" in str(run.group_report())
+    assert json.loads(Path(run.args.output_dir or "", "metrics.json").read_text())["eval_loss"] is None
+
+
+def test_a_set_without_any_label_has_no_loss(trainer: Build) -> None:
+    """A network's own loss takes rows without an answer for such whose answer is the first token."""
+    data = token_dataset("answers", 4).map(lambda row: {"start_positions": -100, "end_positions": -100})
+    run = trainer({"objective": "erm"}, model=tiny_model("answers"), train_dataset=token_dataset("answers"))
+    with pytest.warns(GroupRobustWarning, match="not defined"):
+        assert np.isnan(run.evaluate(data)["eval_loss"])
+
+
+def test_a_group_whose_name_ends_like_a_metric_is_reported(trainer: Build) -> None:
+    data = rows(16).remove_columns("group").add_column("group", ["x_runtime", "one_class_predicted"] * 8)
+    run = trainer({"objective": "erm"}, model=Net(), train_dataset=data, eval_dataset=data)
+    run.evaluate()
+    assert run.group_evaluation.prefixes == ["eval"]
+    assert [row.name for row in run.group_report().rows] == ["one_class_predicted", "x_runtime"]
