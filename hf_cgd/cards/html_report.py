@@ -140,7 +140,8 @@ def _groups_by_run(records: Sequence[RunRecord], names: Sequence[str]) -> list[H
     if len(reports) < len(records) or len(metrics) > 1 or None in metrics or len(sets) > 1:
         return []
     metric = str(metrics.pop())
-    groups = list(dict.fromkeys(row.name for report in reports for row in report.rows))
+    rows_in_order = [report.rows if len(report.rows) <= SHOWN_GROUPS else report.ranked for report in reports]
+    groups = list(dict.fromkeys(row.name for rows in rows_in_order for row in rows))
     by_run = [{row.name: row for row in report.rows} for report in reports]
     rows = []
     for group in groups[:SHOWN_GROUPS]:
@@ -151,7 +152,7 @@ def _groups_by_run(records: Sequence[RunRecord], names: Sequence[str]) -> list[H
                 *("" if row is None else f"{_value(row, metric)} ({_span(row, metric)})" for row in found),
             ]
         )
-    more = f", the first {SHOWN_GROUPS} of {len(groups)}" if len(groups) > SHOWN_GROUPS else ""
+    more = f", the {SHOWN_GROUPS} of {len(groups)} that fare worst in {names[0]}" if len(groups) > SHOWN_GROUPS else ""
     title = f"{metric} of each group under each run, {sets.pop()} (95 % interval){more}"
     return [tag("h3", title), _table(["group", *names], rows)]
 

@@ -74,7 +74,11 @@ def _introduction(record: RunRecord) -> str:
     if record.objective is None:
         return f"This is {what}{kind}. It was evaluated group by group{on}; how it was trained is not known here."
     title = explained(record.objective).title
-    aim = "so that its worst group does well" if record.objective_name != "erm" else "and evaluated group by group"
+    aim = (
+        "with the aim that its worst group does well"
+        if record.objective_name != "erm"
+        else "and evaluated group by group"
+    )
     return f"This is {what}{kind}, trained{on} with hf_cgd under **{md.text(title)}**, {aim}."
 
 

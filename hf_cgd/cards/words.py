@@ -112,12 +112,16 @@ def _of_report(report: GroupReport) -> list[str]:
         elif worst[0] <= best[1] and best[0] <= worst[1]:
             found.append("the intervals of the worst and the best group overlap: the gap may be chance.")
         if number > 2:
+            sentence = f"the worst of {number} groups looks worse than it is by chance alone"
             honest = _wilson(scored[0], metric, 1 - 0.05 / number)
-            found.append(
-                f"the worst of {number} groups looks worse than it is by chance alone, so that its true {metric} lies "
-                "outside of its interval more often than in 5 of 100 samples."
-                + (f" One that makes up for the choice: {' to '.join(map(decimals, honest))}." if honest else "")
+            if scored[0].interval(metric) is not None:
+                sentence += (
+                    f", so that its true {metric} lies outside of its interval more often than in 5 of 100 samples"
+                )
+            choice = (
+                f" An interval that makes up for the choice: {' to '.join(map(decimals, honest))}." if honest else ""
             )
+            found.append(f"{sentence}.{choice}")
     return found
 
 

