@@ -257,7 +257,7 @@ VIRTUAL = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "CPT")
 
 def _require_scores_of_tokens_alone(network: nn.Module) -> None:
     """Raise a ValueError where virtual tokens get scores, to which no label belongs; those of an encoder do not."""
-    config = getattr(network, "active_peft_config", None)
+    config: Any = getattr(network, "active_peft_config", None)
     kind = getattr(config, "peft_type", None)
     if kind in VIRTUAL and getattr(config, "task_type", None) != "SEQ_2_SEQ_LM":
         raise ValueError(
