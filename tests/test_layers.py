@@ -9,7 +9,7 @@ import hf_cgd
 
 PACKAGE = Path(hf_cgd.__file__).parent
 ORDER = [
-    "lazy", "visible_text", "visible_numbers", "whole_files", "arithmetic", "functional", "html", "monitors", "data", "models", "distributed", "objectives", "gradients", "robust_loss",
+    "lazy", "visible_text", "visible_numbers", "whole_files", "arithmetic", "penalties", "functional", "html", "monitors", "data", "models", "distributed", "objectives", "gradients", "robust_loss",
     "metrics", "tasks", "plots", "cards", "trainer", "discovery", "cli", "experiments", "", "__main__",
 ]  # fmt: skip
 """Folders (and the few files beside them), each above those that may import it; "" is the package itself, "__main__" the command."""

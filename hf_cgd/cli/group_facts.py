@@ -17,8 +17,8 @@ from hf_cgd.cli.command_line import readable_errors, show_messages
 from hf_cgd.cli.data_check import TYPICAL, WIDEST, table_of
 from hf_cgd.cli.evaluation import split_of
 from hf_cgd.cli.own_data_options import OwnDataOptions
-from hf_cgd.data.columns import is_missing, read_columns, require_columns
-from hf_cgd.data.table_checks import LONG, problems_of_names
+from hf_cgd.data.columns import is_missing, require_columns
+from hf_cgd.data.table_checks import LONG, Table, problems_of_names
 from hf_cgd.data.table_places import Where, places_in_files
 from hf_cgd.data.values import group_name
 from hf_cgd.metrics.intervals import wilson_of_share
@@ -164,7 +164,12 @@ def facts_of(
         column for column, kind in rows.features.items() if isinstance(kind, (datasets.Value, datasets.ClassLabel))
     ]
     wanted = list(group_columns or [column for column in single if column != label_column])
-    values = {column: _names(rows, column) for column in dict.fromkeys((label_column, *wanted))}
+    table = table_of({"train": rows}, [label_column, *wanted], where)
+    for option, columns in {"label_column": [label_column], "group_column": wanted}.items():
+        images = [column for column in columns if column not in table.splits["train"]]
+        if images:
+            raise ValueError(f"{option}: expected a column of names or numbers, {images[0]!r} holds images.")
+    values = {column: _names(table, column) for column in dict.fromkeys((label_column, *wanted))}
     if group_columns is None:
         wanted = [column for column in wanted if _may_be_groups(values[column])]
     groups: tuple[GroupCount, ...] = ()
@@ -185,7 +190,7 @@ def facts_of(
     problems = []
     for column in dict.fromkeys((label_column, *(group_columns or ()))):
         role = f"{'label' if column == label_column else 'group'}_column {column!r}"
-        found_wrong, _ = problems_of_names(table_of({"train": rows}, [column], where), column, role)
+        found_wrong, _ = problems_of_names(table, column, role)
         problems += [problem.text for problem in found_wrong]
     return GroupFacts(
         split, len(rows), missing, label_column, tuple(group_columns or ()), groups, tuple(correlations),
@@ -198,13 +203,12 @@ def _may_be_groups(values: Sequence[str | None]) -> bool:
     return 2 <= len(different) <= min(MOST_VALUES, len(values) // 2) and max(map(len, different)) <= LONG
 
 
-def _names(rows: Dataset, column: str) -> list[str | None]:
-    read = read_columns(rows, [column])[column]
-    known = read.class_names
+def _names(table: Table, column: str) -> list[str | None]:
+    known = table.class_names.get(column)
     return [
         None if is_missing(value) or (known and value == -1)
         else known[value] if known and isinstance(value, int) else str(value)
-        for value in read.values
+        for value in table.splits["train"][column]
     ]  # fmt: skip
 
 

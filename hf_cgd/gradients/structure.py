@@ -4,7 +4,7 @@ Gradients that are zero in one batch (behind a head that starts at zero, say) te
 graph does: it shows every parameter that the losses depend on, and through which modules.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -34,6 +34,13 @@ REENTRANT = (
     "cannot be taken. Set gradient_checkpointing_kwargs={'use_reentrant': False}."
 )
 
+SYNCED = (
+    "Networks with BatchNorm take a backward pass for each group that a process holds, and with SyncBatchNorm each "
+    "pass adds up what all processes have, which is of other groups. Leave BatchNorm as it was (each process has "
+    "statistics of its own), freeze it (hf_cgd.models.batch_norm.freeze_batch_norm), compare the layer behind it "
+    "alone (gradient_layers='head'), or use objective='group_dro', which needs the losses only."
+)
+
 
 def edge_of(tensor: Tensor) -> Edge:
     """Where the gradient of a tensor arrives."""
@@ -43,20 +50,38 @@ def edge_of(tensor: Tensor) -> Edge:
 
 def leaves_before(cut: Cut) -> set[int] | None:
     """Ids of the leaves that a cut is computed from; None where a re-entrant checkpoint hides some."""
-    todo: list[Any] = [cut.edge[0]]
-    seen: set[Any] = set(todo)
     found = set()
-    while todo:
-        node = todo.pop()
+    for node in _nodes_from(cut.edge[0]):
         name = type(node).__name__
         if name == CHECKPOINT:
             return None
         if name == LEAF:
             found.add(id(node.variable))
+    return found
+
+
+def require_unsynced(losses: Tensor, scope: Collection[int]) -> None:
+    """Raise a ValueError where a pass from the losses to the scope, given by ids, takes in what other processes have.
+
+    SyncBatchNorm sums over the processes in it.
+    """
+    for node in _nodes_from(edge_of(losses)[0]):
+        if "SyncBatchNorm" in type(node).__name__:
+            leaves = (one for one in _nodes_from(node) if type(one).__name__ == LEAF)
+            if any(id(leaf.variable) in scope for leaf in leaves):
+                raise ValueError(SYNCED)
+
+
+def _nodes_from(start: Any) -> Iterator[Any]:
+    """A node of the graph and all that it is computed from."""
+    todo = [start]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        yield node
         following = {one for one, _ in node.next_functions if one is not None} - seen
         seen |= following
         todo.extend(following)
-    return found
 
 
 class LossGraph:

@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hf_cgd.functional import coral_distance, group_counts_of
+from hf_cgd.functional import group_counts_of
 from hf_cgd.objectives.base import BatchPart, GroupBatch
 from hf_cgd.objectives.penalty import PenaltyObjective
+from hf_cgd.penalties import coral_distance
 
 
 @dataclass(frozen=True)

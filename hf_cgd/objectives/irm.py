@@ -6,9 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from hf_cgd.functional import alternating_halves, group_counts_of, irm_penalty, scale_gradients
+from hf_cgd.functional import alternating_halves, group_counts_of
 from hf_cgd.objectives.base import BatchPart, GroupBatch, require_at_least_zero, weighted_group_losses
 from hf_cgd.objectives.penalty import PenaltyObjective
+from hf_cgd.penalties import irm_penalty, scale_gradients
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_cgd.functional import group_counts_of, log_sums_by_group, pgi_divergence
+from hf_cgd.functional import group_counts_of
 from hf_cgd.objectives.base import BatchPart, GroupBatch
 from hf_cgd.objectives.penalty import PenaltyObjective
+from hf_cgd.penalties import log_sums_by_group, pgi_divergence
 
 
 @dataclass(frozen=True)

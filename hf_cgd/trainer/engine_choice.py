@@ -23,7 +23,8 @@ from hf_cgd.gradients import (
     needs_static_shapes,
 )
 from hf_cgd.gradients.compiled import compiled_parts, prepare_for_compiled_networks
-from hf_cgd.gradients.scope import DEFAULT_LAYERS, gradient_scope
+from hf_cgd.gradients.scope import DEFAULT_LAYERS, HEAD, gradient_scope, parse_gradient_layers
+from hf_cgd.gradients.structure import SYNCED
 from hf_cgd.models.batch_norm import has_synced
 from hf_cgd.monitors import GroupRobustWarning
 from hf_cgd.objectives import Objective
@@ -168,8 +169,8 @@ class EngineChoice:
         self, objective: Objective, model: nn.Module, accelerator: Accelerator, communication: Communication
     ) -> tuple[GradientEngine, list[str]]:
         """The engine, and the names of the parameters that it was built for."""
-        _require_gradients_without_others(model, accelerator)
         options = options_of(self._args)
+        _require_gradients_without_others(model, accelerator, options.gradient_layers)
         engine = options.gradient_engine
         if engine == "tensor_hooks" or is_sharded(model, accelerator):
             if options.forward_mode != "joint":
@@ -261,15 +262,14 @@ def _require_passes_without_others(model: nn.Module, accelerator: Accelerator) -
         )
 
 
-def _require_gradients_without_others(model: nn.Module, accelerator: Accelerator) -> None:
-    """Raise a ValueError where a backward pass for one group would take in what others have for another one."""
-    if accelerator.num_processes > 1 and has_synced(model):
-        raise ValueError(
-            "Networks with BatchNorm take a backward pass for each group that a process holds, and with "
-            "SyncBatchNorm each pass adds up what all processes have, which is of other groups. Leave BatchNorm as "
-            "it was (each process has statistics of its own), freeze it (hf_cgd.models.batch_norm.freeze_batch_norm), "
-            "or use objective='group_dro', which needs the losses only."
-        )
+def _require_gradients_without_others(model: nn.Module, accelerator: Accelerator, layers: Any) -> None:
+    """Raise a ValueError where a backward pass for one group would take in what others have for another one.
+
+    Passes to the head end before they come to a SyncBatchNorm; should one lie behind it, the first step tells.
+    """
+    of_head = layers is not None and parse_gradient_layers(layers) == HEAD
+    if accelerator.num_processes > 1 and not of_head and has_synced(model):
+        raise ValueError(SYNCED)
 
 
 def _require_static_shapes(forward_mode: str, engine: str) -> None:

@@ -210,6 +210,8 @@ def test_group_gradients_through_sync_batch_norm_are_refused(config: Callable[..
             choice.build_loss(CGD(), groups, synced, ddp)
         choice.build_loss(CGD(), groups, synced, alone)
         choice.build_loss(GroupDRO(), groups, synced, ddp)
+        # A pass to the head ends before it.
+        EngineChoice(config(gradient_layers="head")).build_loss(CGD(), groups, synced, ddp)
     for unsynced in UNSYNCED:
         choice.build_loss(CGD(), groups, unsynced, ddp)
 

@@ -22,7 +22,7 @@ from hf_cgd.gradients.base import GradientEngine, GroupGradients, NotExactError
 from hf_cgd.gradients.compiled import as_hook
 from hf_cgd.gradients.fast_engine import FastEngine
 from hf_cgd.gradients.group_order import GroupOrder
-from hf_cgd.gradients.structure import LossGraph
+from hf_cgd.gradients.structure import LossGraph, require_unsynced
 
 
 class PerGroupEngine(GradientEngine):
@@ -57,7 +57,10 @@ class PerGroupEngine(GradientEngine):
         return GroupGradients(torch.stack(rows))
 
     def require_visible(self, losses: Tensor) -> None:
-        """Raise a ValueError where re-entrant checkpointing hides the scope, or the losses do not use it; once."""
+        """Raise a ValueError where no pass for a group can be taken; once.
+
+        Re-entrant checkpointing hides the scope, the losses do not use it, or SyncBatchNorm lies before it.
+        """
         if not self._checked:
             _require_visible_parameters(losses, self.parameters)
             self._checked = True
@@ -168,6 +171,7 @@ def _gradients(losses: Tensor, sources: Sequence[Tensor], weights: Tensor, keep_
 def _require_visible_parameters(losses: Tensor, parameters: Sequence[nn.Parameter]) -> None:
     graph = LossGraph(losses, [], None)
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
+    require_unsynced(losses, {id(parameter) for parameter in trainable})
     if trainable and not graph.hides_parameters and not any(id(parameter) in graph.reached for parameter in trainable):
         shapes = ", ".join(str(list(parameter.shape)) for parameter in trainable[:4])
         raise ValueError(
