@@ -179,6 +179,7 @@ class EngineChoice:
             assert self.tensor_hooks is not None
             return self.tensor_hooks, self._tensor_hooks_over
         self.tensor_hooks = None
+        _require_graph_of_each_step(accelerator)
         # A model may come compiled as well, whole or in parts.
         compiled = is_compiled(self._args, accelerator) or next(compiled_parts(model), None) is not None
         if compiled:
@@ -258,6 +259,21 @@ def _require_gradients_without_others(model: nn.Module, accelerator: Accelerator
             "SyncBatchNorm each pass adds up what all processes have, which is of other groups. Leave BatchNorm as "
             "it was (each process has statistics of its own), freeze it (hf_cgd.models.batch_norm.freeze_batch_norm), "
             "or use objective='group_dro', which needs the losses only."
+        )
+
+
+def _require_graph_of_each_step(accelerator: Accelerator) -> None:
+    """Raise a ValueError where DDP takes the pass that asks for group gradients for the backward pass of its step.
+
+    With a static graph it sums the gradients of the first step when a backward pass reaches the network's outputs, and
+    nothing is summed in the pass that follows: each process would go on with gradients of its own.
+    """
+    handler = getattr(accelerator, "ddp_handler", None)
+    if accelerator.num_processes > 1 and handler is not None and handler.static_graph:
+        raise ValueError(
+            "ddp_static_graph=True expects one backward pass in each step, and CGD asks for the groups' gradients in "
+            "a pass before it: the processes would train models of their own. Leave ddp_static_graph unset, or set "
+            "gradient_engine='tensor_hooks', which takes them in the step's own pass."
         )
 
 
