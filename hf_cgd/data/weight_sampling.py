@@ -47,10 +47,12 @@ class DrawnGroups:
         self._drawn: dict[int, np.ndarray] = {}
         self.first_step = 0
         """Optimizer steps of the run before the epoch that is iterated next."""
+        self._resumed_at: int | None = None
+        """The step that a resumed run goes on from, up to which it draws only to pass over the rows."""
 
     def begin(self, alpha: Tensor, follows: bool = True) -> None:
         """A run begins with these weights [K], or is asked for batches before any (`follows=False`)."""
-        self._weights, self._drawn, self.first_step = {0: alpha.detach()}, {}, 0
+        self._weights, self._drawn, self.first_step, self._resumed_at = {0: alpha.detach()}, {}, 0, None
         self.follows = follows
 
     def note(self, step: int, alpha: Tensor) -> None:
@@ -84,8 +86,9 @@ class DrawnGroups:
         return self._drawn[max(earlier)] if earlier else np.zeros(self.num_groups, dtype=np.int64)
 
     def add(self, step: int, counts: np.ndarray) -> None:
-        """The draws [K] of a step are made. Where those before the next one are known already, they stay."""
-        self._drawn.setdefault(step + 1, self.drawn_before(step) + counts)
+        """The draws [K] of a step are made; made anew, where an epoch was cut short before the step was over."""
+        if step + 1 != self._resumed_at:
+            self._drawn[step + 1] = self.drawn_before(step) + counts
 
     def still(self) -> "DrawnGroups":
         """One of its own for draws beside the run, with the latest weights."""
@@ -111,7 +114,8 @@ class DrawnGroups:
             like: weights [K] of the type and on the device of this run's.
         """
         self._weights = {int(n): like.new_tensor([alpha[i] for i in order]) for n, alpha in state["weights"].items()}
-        self._drawn = {int(state["step"]): np.asarray(state["drawn"], dtype=np.int64)[order]}
+        self._resumed_at = int(state["step"])
+        self._drawn = {self._resumed_at: np.asarray(state["drawn"], dtype=np.int64)[order]}
 
 
 class GroupWeightSampler(GroupSampler):

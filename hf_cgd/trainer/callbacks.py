@@ -19,6 +19,10 @@ class GroupRun(Protocol):
     robust_loss: GroupRobustLoss | None
     group_evaluation: GroupEvaluation
 
+    @property
+    def run_folder(self) -> str:
+        """Where the files of the latest run go."""
+
     def begin_run(self) -> None:
         """Model and optimizer are ready."""
 
@@ -45,6 +49,8 @@ class GroupStateCallback(TrainerCallback, ExportableState):
     """
 
     trainer: GroupRun | None = None
+    _epoch: int | None = None
+    """The epoch in progress; None before the first of a run."""
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into a checkpoint's `trainer_state.json`, under this class's name."""
@@ -54,6 +60,7 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Fresh group state for a new run, the saved one for a resumed run."""
+        self._epoch = None
         if self.trainer is not None:
             self.trainer.group_evaluation.begin_run()
             self.trainer.begin_run()
@@ -62,7 +69,7 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Tell the sampler which epoch it is, and look whether layers were frozen or unfrozen."""
-        tell_sampler(kwargs.get("train_dataloader"), args, state)
+        self._epoch = tell_sampler(kwargs.get("train_dataloader"), args, state, self._epoch)
         if self.trainer is not None:
             self.trainer.begin_epoch()
 
@@ -93,7 +100,7 @@ class GroupStateCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Forget metrics of a model that is not the final one."""
         if self.trainer is not None:
-            folder = args.output_dir if state.is_world_process_zero else None
+            folder = self.trainer.run_folder if state.is_world_process_zero else None
             self.trainer.end_run()
             self.trainer.group_evaluation.end_run(state.global_step, args.load_best_model_at_end, folder)
 
@@ -101,17 +108,18 @@ class GroupStateCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Keep and write the latest metrics of every evaluation set, intervals included."""
-        self._keep(args, state, kwargs["metrics"])
+        self._keep(state, kwargs["metrics"])
 
     def on_predict(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
     ) -> None:
         """The same for predictions."""
-        self._keep(args, state, metrics)
+        self._keep(state, metrics)
 
-    def _keep(self, args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> None:
+    def _keep(self, state: TrainerState, metrics: dict[str, float]) -> None:
         if self.trainer is not None:
-            self.trainer.group_evaluation.keep(metrics, args.output_dir if state.is_world_process_zero else None)
+            folder = self.trainer.run_folder if state.is_world_process_zero else None
+            self.trainer.group_evaluation.keep(metrics, folder)
 
 
 def bind_callbacks(callbacks: Iterable[TrainerCallback], trainer: GroupRun) -> None:

@@ -222,6 +222,13 @@ class GroupRobustConfig(GroupOptions, TrainingArguments):
             self.direction_is_a_guess = not tells_direction(self.metric_for_best_model)
         _read_numbers(self)
         super().__post_init__()
+        self.require_consistent()
+
+    def require_consistent(self) -> None:
+        """Bring the options into one form, and raise a ValueError where they contradict one another.
+
+        Called again before each run: a search, or a script between two runs, may have set others.
+        """
         self.class_weights = _as_class_weights(self.class_weights)
         self.reference_losses = _as_reference_losses(self.reference_losses)
         if self.excess_clip is not None:

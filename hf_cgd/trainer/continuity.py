@@ -69,7 +69,7 @@ def settings_of_run(
     return dict(zip(ORDER[:-1], order, strict=True)) | kept
 
 
-def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], groups: GroupInfo) -> None:
+def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], groups: GroupInfo) -> bool:
     """One warning with every setting that differs from the checkpoint's; none where all are the same.
 
     Args:
@@ -77,6 +77,9 @@ def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], gro
             version, is passed over.
         own: `settings_of_run` of the run that goes on.
         groups: of its training set.
+
+    Returns:
+        whether the order of the examples is another.
     """
     own = {COUNTS: _counts_of(groups.to_dict()), **own}
     saved = {COUNTS: _counts_of(saved["groups"]), **saved.get("settings", {})}
@@ -85,11 +88,12 @@ def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], gro
         # Which is why an epoch has other steps.
         others.pop(EPOCH, None)
     if not others:
-        return
+        return False
     listed = "; ".join(f"{name} {_words(before, now)}" for name, (before, now) in others.items())
+    is_another = any(name in ORDER for name in others)
     order = (
         " So the rest of the epoch holds other examples: some come a second time, others not at all."
-        if any(name in ORDER for name in others)
+        if is_another
         else ""
     )
     warnings.warn(
@@ -98,17 +102,34 @@ def warn_of_other_settings(saved: Mapping[str, Any], own: Mapping[str, Any], gro
         GroupRobustWarning,
         stacklevel=2,
     )
+    return is_another
 
 
-def warn_of_another_order(dataset: Any, args: TrainingArguments, state: TrainerState) -> None:
-    """Warn where the `Trainer` cannot go on in the order that was begun: in a later epoch, under two conditions.
+def warn_of_another_order(dataset: Any, args: TrainingArguments, state: TrainerState, loader: Any = None) -> None:
+    """Warn where the `Trainer` cannot go on in the order that was begun.
 
-    It does not know how long an epoch of a stream is, so it passes over the batches of all steps as if they were of
-    the first one, up to its end. And it draws the order by length from the global random numbers, which are those of
-    the start in the first epoch, and of the checkpoint only where that ends an epoch.
+    It takes all epochs before for whole ones, of which a callback may have cut some short. It does not know how long
+    an epoch of a stream is, so in a later one it passes over the batches of all steps as if they were of the first, up
+    to its end. And it draws the order by length from the global random numbers, which are those of the start in the
+    first epoch, and of the checkpoint only where that ends an epoch.
+
+    Args:
+        dataset, args, state: of the run; the state is the checkpoint's.
+        loader: of the training examples; None where other settings have told why its place in the epochs is another.
     """
     epoch = math.ceil(state.epoch or 0)
-    if state.global_step == 0 or args.ignore_data_skip or epoch <= 1 or not state.is_world_process_zero:
+    if state.global_step == 0 or args.ignore_data_skip or not state.is_world_process_zero:
+        return
+    place = None if loader is None else _place_in_epochs(loader, args, state.global_step)
+    if place is not None and abs(place - (state.epoch or 0)) > 1e-6:
+        warnings.warn(
+            f"The run is resumed at step {state.global_step}, which the checkpoint says is {state.epoch:.4g} epochs, "
+            f"and the Trainer takes for {place:.4g}: epochs were cut short (should_epoch_stop), or had other batches. "
+            "So the rest of the epoch holds other examples: some come a second time, others not at all.",
+            GroupRobustWarning,
+            stacklevel=2,
+        )
+    if epoch <= 1:
         return
     if is_stream(dataset):
         warnings.warn(
@@ -126,6 +147,15 @@ def warn_of_another_order(dataset: Any, args: TrainingArguments, state: TrainerS
             GroupRobustWarning,
             stacklevel=2,
         )
+
+
+def _place_in_epochs(loader: Any, args: TrainingArguments, step: int) -> float | None:
+    """The epochs after that many steps, each of them a whole one, as the `Trainer` counts; None for a stream."""
+    steps = steps_of_epoch(loader, args)
+    if steps is None:
+        return None
+    batches = min(step % steps * args.gradient_accumulation_steps, len(loader))
+    return step // steps + batches / len(loader)
 
 
 def _counts_of(groups: Mapping[str, Any]) -> dict[str, int] | None:

@@ -189,6 +189,7 @@ class EngineChoice:
             assert self.tensor_hooks is not None
             return self.tensor_hooks, self._tensor_hooks_over
         self.tensor_hooks = None
+        _require_graph_of_each_step(accelerator)
         # A model may come compiled as well, whole or in parts.
         compiled = is_compiled(self._args, accelerator) or next(compiled_parts(model), None) is not None
         self._compiled = compiled
@@ -270,6 +271,21 @@ def _require_gradients_without_others(model: nn.Module, accelerator: Accelerator
     of_head = layers is not None and parse_gradient_layers(layers) == HEAD
     if accelerator.num_processes > 1 and not of_head and has_synced(model):
         raise ValueError(SYNCED)
+
+
+def _require_graph_of_each_step(accelerator: Accelerator) -> None:
+    """Raise a ValueError where DDP takes the pass that asks for group gradients for the backward pass of its step.
+
+    With a static graph it sums the gradients of the first step when a backward pass reaches the network's outputs, and
+    nothing is summed in the pass that follows: each process would go on with gradients of its own.
+    """
+    handler = getattr(accelerator, "ddp_handler", None)
+    if accelerator.num_processes > 1 and handler is not None and handler.static_graph:
+        raise ValueError(
+            "ddp_static_graph=True expects one backward pass in each step, and CGD asks for the groups' gradients in "
+            "a pass before it: the processes would train models of their own. Leave ddp_static_graph unset, or set "
+            "gradient_engine='tensor_hooks', which takes them in the step's own pass."
+        )
 
 
 def _require_static_shapes(forward_mode: str, engine: str) -> None:

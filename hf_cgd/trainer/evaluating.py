@@ -27,6 +27,7 @@ from hf_cgd.trainer.evaluation_options import warn_of_no_evaluation
 from hf_cgd.trainer.example_results import CollectedResults, EvaluationMetrics, ExampleResults
 from hf_cgd.trainer.forward import GroupForward
 from hf_cgd.trainer.group_setup import GroupSetup
+from hf_cgd.trainer.search import require_model
 
 
 class SeenBatch(NamedTuple):
@@ -308,5 +309,4 @@ class EvaluatingTrainer(Trainer):
 
     @property
     def _network(self) -> nn.Module:
-        assert self.model is not None
-        return self.model
+        return require_model(self.model)

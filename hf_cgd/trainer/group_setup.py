@@ -1,5 +1,6 @@
 """What a trainer knows about the groups of its data sets: read once, with all checks, before the first step."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,11 @@ from hf_cgd.trainer.sample import Sample
 from hf_cgd.trainer.training_set import read_training_set
 
 Collator = Callable[[list[Any]], Any]
+READ_ONCE = (
+    "eval_group_column", "group_sampling", "class_weights", "example_weight_column", "reference_losses",
+    "min_group_size",
+)  # fmt: skip
+"""Options that a `GroupSetup` is made by."""
 
 
 class GroupSetup:
@@ -186,6 +192,13 @@ class GroupSetup:
         if isinstance(self._head, TokenHead):
             return TokenLabelCollator(collator, self.label_names, self._head, self._num_outputs, self._packs)
         return LabelCollator(collator, self.label_columns[0], self.labels.kind or self.labels.declared)
+
+
+def read_once(options: GroupOptions, objective: Objective, columns: Sequence[str]) -> dict[str, Any]:
+    """All that a `GroupSetup` is made by besides data and model; where it is another, groups have to be read anew."""
+    of_objective = objective.plain_mean, objective.has_weights, options.unit_of(objective)
+    found = {name: getattr(options, name) for name in READ_ONCE}
+    return copy.deepcopy({**found, "columns": list(columns), "objective": of_objective})
 
 
 def _sets_by_name(eval_dataset: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from hf_cgd.trainer.continuity import seed_of_order, settings_of_run
 from hf_cgd.trainer.group_setup import GroupSetup
 from hf_cgd.trainer.host_ids import AllLabelledCollator, HostIds, HostIdsCollator
 from hf_cgd.trainer.same_batches import share_failures
+from hf_cgd.trainer.search import require_model
 
 LOADERS = ("get_train_dataloader", "get_eval_dataloader", "get_test_dataloader")
 
@@ -109,6 +110,7 @@ class GroupDataTrainer(Trainer):
     def _get_dataloader(self, dataset: Any, *args: Any, **kwargs: Any) -> DataLoader:
         """Behind `get_train_dataloader`, `get_eval_dataloader` and `get_test_dataloader`."""
         is_training = bool(kwargs.get("is_training"))
+        require_model(self.model)
         if not is_training:
             self._require_rows_once(dataset)
         with self._keeping_ids(dataset, is_training):

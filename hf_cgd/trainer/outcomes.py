@@ -41,6 +41,7 @@ class OutcomesTrainer(PublishingTrainer):
         `datasets.interleave_datasets(probabilities=...)`. Weights on group means and draws in their proportion have
         the same expected loss. Raises a ValueError for an objective without group weights.
         """
+        self._unwrapped()
         mean = None if self.robust_loss is None else self.robust_loss.mean_alpha
         if self.groups is None or mean is None:
             raise ValueError(
@@ -58,6 +59,7 @@ class OutcomesTrainer(PublishingTrainer):
         Raises:
             ValueError: no metrics have that prefix.
         """
+        self._unwrapped()
         is_evaluation = self.eval_dataset is not None and metric_key_prefix.split("_")[0] == "eval"
         if is_evaluation and not self.group_evaluation.has(metric_key_prefix):
             self.evaluate()

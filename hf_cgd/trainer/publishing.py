@@ -37,6 +37,7 @@ from hf_cgd.trainer.run_facts import (
     versions,
     write_timm_config,
 )
+from hf_cgd.trainer.search import require_model
 from hf_cgd.visible_numbers import decimals
 
 GENERATED = "generated_from_trainer"
@@ -100,7 +101,7 @@ class PublishingTrainer(Trainer):
             name: of the model; None for the name of `output_dir`.
             finetuned_from, task, dataset_tags, dataset, dataset_args: see `create_model_card`.
         """
-        loss, setup, own = self.robust_loss, self._setup, source_of_loss(self)
+        model, loss, setup, own = self._unwrapped(), self.robust_loss, self._setup, source_of_loss(self)
         prefixes = self.group_evaluation.prefixes
         reports = {name: self._report_of(prefix) for prefix, name in zip(prefixes, _set_names(prefixes), strict=True)}
         then = self._weights_of_model()
@@ -123,7 +124,7 @@ class PublishingTrainer(Trainer):
             steps=self.state.global_step,
             kept_step=self._kept_step,
             compared=models_compared(self.state.log_history, self.args.metric_for_best_model),
-            model=model_facts(self._unwrapped(), finetuned_from, task, self._class_names()),
+            model=model_facts(model, finetuned_from, task, self._class_names()),
             data=replace(
                 data_facts(
                     {"train": self.train_dataset, **self._evaluation_sets()}, dataset_tags, dataset,
@@ -152,6 +153,7 @@ class PublishingTrainer(Trainer):
         the latest evaluations, before the first one without numbers. Arguments: those of
         `Trainer.create_model_card`. A card that cannot be written is warned of, and the Trainer's own takes its place.
         """
+        self._unwrapped()
         if not self.is_world_process_zero():
             return
         assert self.args.output_dir is not None
@@ -207,6 +209,7 @@ class PublishingTrainer(Trainer):
             write_timm_config(self._unwrapped(), record.model.labels, self.args.output_dir)
 
     def _report_of(self, prefix: str) -> GroupReport:
+        self._unwrapped()
         names, objective, setup = self._setup.evaluation.names, self.group_objective.name, self._setup
         own = source_of_loss(self)
         objective += "" if own is None else f", loss by {own}"
@@ -236,8 +239,7 @@ class PublishingTrainer(Trainer):
         return self._kept_weights or now
 
     def _unwrapped(self) -> nn.Module:
-        assert self.model is not None
-        model: nn.Module = self.accelerator.unwrap_model(self.model)
+        model: nn.Module = self.accelerator.unwrap_model(require_model(self.model))
         return model
 
     def _class_names(self) -> list[str]:

@@ -45,6 +45,8 @@ class RunState:
     def __init__(self) -> None:
         self.resumed_from: str | None = None
         """The checkpoint that the latest run was resumed from, None for a run from the start."""
+        self.is_told = False
+        """Whether a warning has said that the rest of the epoch holds other examples."""
 
     def find(self, wanted: str | bool | None, output_dir: str | None, objective: Objective) -> str | bool | None:
         """The checkpoint to resume from, for `Trainer.train`.
@@ -70,7 +72,7 @@ class RunState:
     def begin(
         self,
         build_loss: Callable[[], GroupRobustLoss | None],
-        args: TrainingArguments,
+        folder: str,
         state: TrainerState,
         drawn: DrawnGroups | None,
         settings_of: Callable[[GroupRobustLoss], Mapping[str, Any]],
@@ -79,7 +81,8 @@ class RunState:
 
         Args:
             build_loss: builds the loss on the model as it is now; None without groups.
-            args, state: those of the Trainer; the state is the checkpoint's.
+            folder: where the history goes.
+            state: that of the Trainer, which is the checkpoint's.
             drawn: what drawing by weights remembers; None where groups are not drawn so.
             settings_of: gives `settings_of_run`, to be compared with those of the checkpoint.
 
@@ -87,6 +90,7 @@ class RunState:
             ValueError: the checkpoint has no group state, or that of other groups or another objective.
         """
         assert isinstance(state.stateful_callbacks, dict)
+        self.is_told = False
         entry = state.stateful_callbacks.get(ENTRY)
         # The Trainer expects an entry for every callback that has a state when it saves.
         state.stateful_callbacks.setdefault(ENTRY, saved_entry(None))
@@ -100,10 +104,9 @@ class RunState:
             saved = None if entry is None else entry["attributes"]["saved"]
             self._restore(robust_loss, saved, drawn)
             if saved is not None and state.is_world_process_zero:
-                warn_of_other_settings(saved, settings_of(robust_loss), robust_loss.groups)
-        folder = args.output_dir if state.is_world_process_zero else None
+                self.is_told = warn_of_other_settings(saved, settings_of(robust_loss), robust_loss.groups)
         return robust_loss, GroupLog(
-            folder,
+            folder if state.is_world_process_zero else None,
             robust_loss.groups.names,
             state.global_step,
             state.max_steps,
@@ -194,15 +197,27 @@ def mark_incomplete(checkpoint: str | None) -> None:
         os.remove(os.path.join(checkpoint, TRAINER_STATE_NAME))
 
 
-def tell_sampler(loader: Any, args: TrainingArguments, state: TrainerState) -> None:
-    """Tell a loader's sampler its epoch, which the Trainer does not where several processes resume in mid-epoch."""
+def tell_sampler(loader: Any, args: TrainingArguments, state: TrainerState, last: int | None = None) -> int:
+    """Tell a loader's sampler its epoch, which the Trainer does not where several processes resume in mid-epoch.
+
+    Args:
+        loader: of the run, or None.
+        args, state: those of the Trainer.
+        last: the epoch before, which a callback may have cut short; None at the beginning of a run.
+
+    Returns:
+        the epoch, from 0.
+    """
+    steps = steps_of_epoch(loader, args) or 1
+    epoch = state.global_step // steps if last is None else last + 1
+    # A resumed run passes over the batches of the epoch's first steps, unless told to ignore them.
+    passes_over = last is None and not args.ignore_data_skip
+    first_step = epoch * steps if passes_over else state.global_step
     sampler = getattr(loader, "batch_sampler", None)
     while sampler is not None:
         if hasattr(sampler, "set_epoch"):
-            steps = steps_of_epoch(loader, args) or 1
-            epoch = state.global_step // steps
             sampler.set_epoch(epoch)
             if hasattr(sampler, "set_first_step"):
-                # A resumed run passes over the batches of the epoch's first steps, unless told to ignore them.
-                sampler.set_first_step(state.global_step if args.ignore_data_skip else epoch * steps)
+                sampler.set_first_step(first_step)
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    return epoch

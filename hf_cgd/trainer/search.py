@@ -3,8 +3,10 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
+from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from hf_cgd.metrics.group_metrics import collapse_beside, lower_is_better
@@ -15,7 +17,34 @@ DIRECTIONS = ("minimize", "maximize")
 
 
 class WorstGroupSearch(Trainer):
-    """A `Trainer` whose search compares trials by their worst group."""
+    """A `Trainer` whose search compares trials by their worst group, each trained by its own settings alone."""
+
+    _settings_before: dict[str, Any] | None = None
+    """Those of before the search in progress; None outside of one."""
+    _trial_of_run: Any = None
+    """That of the latest run; None for a run outside of a search."""
+
+    @property
+    def run_folder(self) -> str:
+        """Where the files of the latest run go: those of a trial beside its checkpoints."""
+        return str(self.args.output_dir if self._trial_of_run is None else self._get_output_dir(self._trial_of_run))
+
+    def _begin_trial(self, trial: Any) -> None:
+        """Before a run: what an earlier trial has set, and this one may not set, is as it was before the search."""
+        self._trial_of_run = trial
+        if trial is not None:
+            self._restore_settings()
+
+    def _restore_settings(self) -> None:
+        for name, value in (self._settings_before or {}).items():
+            setattr(self.args, name, value)
+
+    def _forget_trials(self) -> None:
+        """After a search, whose last trial is hardly the best one."""
+        for name in ("model", "model_wrapped"):
+            setattr(self, name, None)
+        self.is_in_train = False
+        self._trial_of_run = None
 
     @property
     def _worst_group_metric(self) -> str:
@@ -37,11 +66,33 @@ class WorstGroupSearch(Trainer):
         `compute_objective`, the best `metric_for_best_model` of a trial counts (where there is none the worst group's
         accuracy, or its loss of a model of tokens), in its own direction. (The parent's default adds up all metrics,
         group counts among them.)
+
+        Each trial begins with the settings of before the search, and these hold again afterwards. No model is left:
+        set what the best trial had on `args`, and call `train()`.
+
+        Raises:
+            ValueError: a direction that is not the metric's, or several of them without a `compute_objective`.
         """
         compute_objective, direction = comparison(
             self.args, compute_objective, direction, lambda: self.state.log_history, self._worst_group_metric
         )
-        return super().hyperparameter_search(hp_space, compute_objective, n_trials, direction, *args, **kwargs)
+        self._settings_before = {option.name: getattr(self.args, option.name) for option in fields(self.args)}
+        try:
+            return super().hyperparameter_search(hp_space, compute_objective, n_trials, direction, *args, **kwargs)
+        finally:
+            self._restore_settings()
+            self._settings_before = None
+            self._forget_trials()
+
+
+def require_model(model: nn.Module | None) -> nn.Module:
+    """The model of a trainer; a ValueError where a search has let go of it."""
+    if model is None:
+        raise ValueError(
+            "The trainer holds no model: hyperparameter_search lets go of that of each trial. Set what the best trial "
+            "had (best.hyperparameters) on trainer.args and call train(), then ask again."
+        )
+    return model
 
 
 def comparison(
@@ -61,7 +112,7 @@ def comparison(
         of_groups: the metric where none was named.
 
     Raises:
-        ValueError: a direction that is not the metric's.
+        ValueError: a direction that is not the metric's, or several of them for one number.
     """
     if compute_objective is not None:
         if direction is None:
@@ -72,6 +123,11 @@ def comparison(
                 stacklevel=3,
             )
         return compute_objective, direction or "minimize"
+    if direction is not None and not isinstance(direction, str):
+        raise ValueError(
+            f"direction={direction!r} asks for several numbers of a trial, and without a compute_objective there is "
+            "one. Pass a compute_objective that returns as many, or leave direction out."
+        )
     name = args.metric_for_best_model or of_groups
     name = name if name.startswith("eval_") else f"eval_{name}"
     # A metric of the user's own has the direction that was declared, not that of its name.
@@ -105,7 +161,9 @@ def best_so_far(
     Raises:
         ValueError: there is no such metric, or it was never defined.
     """
-    entries = [entry for entry in (metrics, *log_history) if name in entry]
+    # An evaluation before the first step (eval_on_start) is one of a model that the trial has not trained.
+    trained = (entry for entry in log_history if entry.get("step") != 0)
+    entries = [entry for entry in (metrics, *trained) if name in entry]
     collapse = collapse_beside(name)
     learned = [entry for entry in entries if collapse is None or not entry.get(collapse)]
     values = [entry[name] for entry in learned or entries]

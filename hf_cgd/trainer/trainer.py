@@ -1,7 +1,6 @@
 """`GroupRobustTrainer`: a `transformers.Trainer` that knows groups. It hands the Trainer's hooks on to its parts."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from hf_cgd.robust_loss.uncounted import silence_uncounted
 from hf_cgd.trainer.accumulation import AccumulatingTrainer
 from hf_cgd.trainer.beside_batches import without
 from hf_cgd.trainer.callbacks import GroupStateCallback, bind_callbacks
-from hf_cgd.trainer.config import objective_of, options_of
+from hf_cgd.trainer.config import GroupRobustConfig, objective_of, options_of
 from hf_cgd.trainer.continuity import warn_of_another_order
 from hf_cgd.trainer.engine_choice import EngineChoice
 from hf_cgd.trainer.evaluating import EvaluatingTrainer, SeenBatch
@@ -31,7 +30,7 @@ from hf_cgd.trainer.evaluation import GroupEvaluation
 from hf_cgd.trainer.evaluation_options import require_no_generation
 from hf_cgd.trainer.example_weights import ExampleWeights
 from hf_cgd.trainer.forward import GroupForward, labels_in
-from hf_cgd.trainer.group_setup import GroupSetup
+from hf_cgd.trainer.group_setup import GroupSetup, read_once
 from hf_cgd.trainer.history import GroupLog, condensed
 from hf_cgd.trainer.host_ids import HostIds
 from hf_cgd.trainer.label_setup import names_of_labels
@@ -91,18 +90,13 @@ class GroupRobustTrainer(
         super().__init__(*args, **kwargs)
         self.label_names = names_of_labels(self.args.label_names, self.label_names, head_of(self._network))
         require_no_generation(self.args)
-        options = options_of(self.args)
-        column = options.group_column if group_column is None else group_column
-        columns = [column] if isinstance(column, str) else list(column or ())
-        self._given_objective = objective
-        self._given_reference = reference_losses
-        self._set_up = partial(
-            GroupSetup, options=options, columns=columns, labels=self.label_names, given=groups,
-            reference_column=column_of(reference_losses, options),
-        )  # fmt: skip
+        self._given_objective, self._given_reference = objective, reference_losses
+        self._given_column, self._given_groups = group_column, groups
         self._engine_choice = EngineChoice(self.args)
         self._same_batches = SameBatches(self._communication, asks=not needs_static_shapes(self.args.device))
         self._run_state = RunState()
+        self._read_by: dict[str, Any] = {}
+        """What the groups were read by."""
         self._batches_left = 0
         """Micro-batches of the step in progress whose loss the objective has not formed."""
         self._group_log: GroupLog | None = None
@@ -134,11 +128,27 @@ class GroupRobustTrainer(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> TrainOutput:
         """See `Trainer.train`. Group weights start afresh at each call, or from the checkpoint that is resumed."""
+        self._begin_trial(trial)
+        if self.model_init is not None:
+            # Another network may have another loss of its own.
+            self._own_loss = OwnLoss()
         checkpoint = self._run_state.find(resume_from_checkpoint, self.args.output_dir, self.group_objective)
         self._require_metric_of_best_model(is_last_call=True)
         # The loss of the last run holds on to its model; that of this one is built when its model is ready.
         self.robust_loss = None
         return super().train(checkpoint, trial, ignore_keys_for_eval)
+
+    def _hp_search_setup(self, trial: Any) -> None:
+        """Settings of a trial, or of a script that has changed some since the last run, hold before data are read."""
+        super()._hp_search_setup(trial)
+        if isinstance(self.args, GroupRobustConfig):
+            self.args.require_consistent()
+        if not self.args.auto_find_batch_size:
+            # The Trainer reads it when it is built, and in trials.
+            self._train_batch_size = self.args.train_batch_size
+        before, self.group_objective = self.group_objective, objective_of(self._given_objective, self.args)
+        if self.group_objective != before and self.model is not None:
+            self._engine_choice.require_supported(self.group_objective, self._network, self.accelerator)
 
     def begin_run(self) -> None:
         """Called when model and optimizer of a run are ready; resume.py tells what happens then."""
@@ -146,9 +156,10 @@ class GroupRobustTrainer(
         self._kept_step = self._kept_weights = None
         self._same_batches.require_same_length(self.callback_handler.train_dataloader)
         self.robust_loss, self._group_log = self._run_state.begin(
-            self._build_loss, self.args, self.state, self._drawn, self._settings_of_run
+            self._build_loss, self.run_folder, self.state, self._drawn, self._settings_of_run
         )
-        warn_of_another_order(self.train_dataset, self.args, self.state)
+        loader = None if self._run_state.is_told else self.callback_handler.train_dataloader
+        warn_of_another_order(self.train_dataset, self.args, self.state, loader)
         self._engine_choice.log_run(self.robust_loss, self._network)
 
     def begin_epoch(self) -> None:
@@ -266,6 +277,12 @@ class GroupRobustTrainer(
         if self._drawn is not None:
             self._drawn.follows = False
 
+    def _forget_trials(self) -> None:
+        super()._forget_trials()
+        # Tables and cards of the last trial would be taken for those of the search.
+        self.group_evaluation.begin_run()
+        self._group_log = None
+
     def require_objective_used(self) -> None:
         """Called before an optimizer step."""
         require_objective_used(self, self.robust_loss, self._batches_left)
@@ -349,11 +366,17 @@ class GroupRobustTrainer(
         return self._forward.losses(outputs, labels, self._network, self.compute_loss_func, num_items_in_batch)
 
     def _read_groups(self, anew: bool = False) -> None:
-        if anew or not self._setup.training.suits(self.train_dataset, self.group_objective):
-            self._setup: GroupSetup = self._set_up(
-                self.train_dataset, self.eval_dataset, self.group_objective, self._network,
+        options, objective = options_of(self.args), self.group_objective
+        given = options.group_column if self._given_column is None else self._given_column
+        columns, reference = [given] if isinstance(given, str) else list(given or ()), self._given_reference
+        read_by = read_once(options, objective, columns)
+        if anew or read_by != self._read_by or not self._setup.training.suits(self.train_dataset, objective):
+            self._setup: GroupSetup = GroupSetup(
+                self.train_dataset, self.eval_dataset, objective, self._network, options=options, columns=columns,
+                labels=self.label_names, given=self._given_groups, reference_column=column_of(reference, options),
                 collator=self._own_collator or self.data_collator, own_loss=self.compute_loss_func is not None,
             )  # fmt: skip
+            self._read_by = read_by
             self.groups, self.eval_groups, self.group_key = self._setup.groups, self._setup.evaluation, self._setup.key
             self._signature_columns = None
 

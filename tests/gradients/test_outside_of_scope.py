@@ -12,8 +12,10 @@ from tiny_tokens import COMMON, batch_of, tiny_model, token_dataset, token_rows
 from torch import Tensor, nn
 
 from hf_cgd import GroupRobustConfig, GroupRobustTrainer, gradient_scope
-from hf_cgd.gradients import AutoEngine, PerGroupEngine, SinglePassEngine, verification
+from hf_cgd.gradients import AutoEngine, GradientEngine, PerGroupEngine, SinglePassEngine, verification
 from hf_cgd.gradients.compiled import engines_for, network_is_compiled
+from hf_cgd.gradients.engines.per_group import PerGroupCutEngine
+from hf_cgd.gradients.engines.sketch import SketchEngine
 from hf_cgd.gradients.layers import registry
 from hf_cgd.gradients.layers.linear import LinearRule
 from hf_cgd.models.heads import LossOptions, head_of
@@ -222,6 +224,27 @@ def test_only_what_the_losses_depend_on_behind_the_cut_is_given_a_gradient() -> 
     assert gradients.rows.shape == (3, WIDTH * WIDTH + WIDTH)
     gradients.scalar(losses.mean(), torch.full((len(GROUPS),), 1 / len(GROUPS)).double()).backward()
     assert all(parameter.grad is None for parameter in model.unused.parameters())
+
+
+@pytest.mark.parametrize("make", [SinglePassEngine, PerGroupCutEngine, SketchEngine, AutoEngine])
+def test_what_the_losses_do_not_depend_on_gets_no_gradient_in_the_scope_either(
+    make: Callable[[nn.Module, list[nn.Parameter]], GradientEngine],
+) -> None:
+    """An optimizer would move it, by its momentum or weight decay; and DDP has counted it as unused."""
+    model, losses_of = case("small")
+    model.unused = nn.Linear(WIDTH, WIDTH).double()
+    scope = list(model.parameters())
+    engine = make(model, scope)
+    for _ in range(2):
+        model.zero_grad()
+        with engine.recording():
+            losses = losses_of()
+        coefficients = torch.linspace(0.2, 0.9, len(GROUPS)).double()[GROUPS]
+        expected = torch.autograd.grad((coefficients * losses).sum(), scope, retain_graph=True, allow_unused=True)
+        gradients = engine.group_gradients(losses, GROUPS, [0, 1, 2])
+        gradients.scalar((coefficients * losses).sum(), coefficients).backward()
+        assert [p.grad is None for p in scope] == [gradient is None for gradient in expected]
+        assert sum(gradient is None for gradient in expected) == 2
 
 
 class Wrong(LinearRule):

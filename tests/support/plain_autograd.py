@@ -46,6 +46,8 @@ def worst_error(
     model.zero_grad()
     found.scalar(weighted, coefficients).backward()
     assert all(one == other for one, other in zip(before, random_states(), strict=True)), "the random state has moved"
+    unused = [p for p, gradient in zip(trainable, step, strict=True) if gradient is None]
+    assert all(p.grad is None for p in unused), "an optimizer would move what the losses do not depend on"
     return max(errors + [error(g, p.grad) for p, g in zip(trainable, step, strict=True)])
 
 

@@ -82,6 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
         "weight_timing": "next",
     },
     "cgd rows of tokens": {**CGD, "tokens": "masked"},
+    "cgd unused layer": {**CGD, "unused": True, "optim": "adamw_torch", "weight_decay": 0.5},
     "cgd reduce-scattered": {**CGD, "backend": "another"},
     "cgd all-reduced": {**CGD, "backend": "without"},
 }
@@ -155,7 +156,7 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     world = int(os.environ.get("WORLD_SIZE", "1"))
     changes = dict(CASES[name])
     rows, unlabelled, tokens = changes.pop("rows", 60), changes.pop("unlabelled", ()), changes.pop("tokens", None)
-    collectives = Collectives(changes.pop("backend", "gloo"))
+    collectives, has_unused = Collectives(changes.pop("backend", "gloo")), changes.pop("unused", False)
     args = arguments(output_dir, world, **changes)
     data = token_dataset(tokens, rows) if tokens else text_dataset(rows)
     data = data.remove_columns("group").add_column("group", groups_of_rows(rows, name))
@@ -163,10 +164,14 @@ def run_case(name: str, output_dir: str, resume_from: str | None = None) -> dict
     if unlabelled:
         labels = [-100 if row in unlabelled else label for row, label in enumerate(data["labels"][:])]
         data = data.remove_columns("labels").add_column("labels", labels)
+    model = tiny_model(tokens) if tokens else tiny_distilbert()
+    if has_unused:
+        # In the scope, since it stands behind the last block.
+        model.unused = torch.nn.Linear(32, 32)
     original, hf_cgd.distributed.communication.dist = hf_cgd.distributed.communication.dist, collectives  # type: ignore[assignment]
     try:
         trainer = GroupRobustTrainer(
-            tiny_model(tokens) if tokens else tiny_distilbert(),
+            model,
             args,
             train_dataset=data,
             eval_dataset=text_dataset(7, groups=3) if name in EVALUATED else None,

@@ -426,3 +426,22 @@ def test_an_order_by_length_is_drawn_anew_within_a_later_epoch_and_says_so(
     told = [str(warning.message) for warning in recwarn if "group_by_length" in str(warning.message)]
     assert [message.split(" under ")[0] for message in told] == ["The run is resumed within epoch 2"] * is_told
     assert (rows.read[-len(rest) :] == rest) == (not is_told)
+
+
+def test_a_checkpoint_behind_epochs_that_were_cut_short_is_told_of(trainer: Build) -> None:
+    """The Trainer takes its step for one of whole epochs, and passes over other batches than were trained on."""
+
+    class ShortEpochs(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_epoch_stop = is_cut
+
+    for is_cut in (False, True):
+        run = trainer({**SAVES, "save_steps": 1, "max_steps": -1, "num_train_epochs": 4}, callbacks=[ShortEpochs()])
+        run.train()
+        assert run.state.global_step == (4 if is_cut else 16)
+        resumed = trainer({**SAVES, "max_steps": 4})
+        if is_cut:
+            with pytest.warns(GroupRobustWarning, match="step 3, which the checkpoint says is 2.25 epochs.* for 0.75"):
+                resumed.train(resume_from_checkpoint=str(checkpoint(run, 3)))
+        else:
+            resumed.train(resume_from_checkpoint=str(checkpoint(run, 3)))

@@ -1,5 +1,6 @@
 """`hyperparameter_search` compares trials by their worst group, each like a run of its own."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,10 +8,13 @@ from typing import Any
 
 import optuna
 import pytest
-from tiny import predicts_one_class, text_dataset, tiny_distilbert
+import torch
+from tiny import parameters_of, predicts_one_class, text_dataset, tiny_distilbert
+from transformers import TrainerCallback
 
-from hf_cgd import GroupRobustTrainer
+from hf_cgd import GroupRobustConfig, GroupRobustTrainer
 from hf_cgd.monitors import GroupRobustWarning
+from hf_cgd.trainer.history import read_group_history
 from hf_cgd.trainer.search import comparison
 
 pytestmark = predicts_one_class
@@ -130,3 +134,127 @@ def test_a_search_with_group_gradients(searching: Build) -> None:
     alone.train()
     assert built.robust_loss.updates == alone.robust_loss.updates == 6
     assert built.group_weights.tolist() == alone.group_weights.tolist()
+
+
+def of_trials(built: GroupRobustTrainer, space: Callable[[Any], dict[str, Any]], grid: dict[str, list[Any]]) -> Any:
+    """Settings, group weights and parameters at the end of each trial, and the best one."""
+    found: list[tuple[dict[str, Any], Any, torch.Tensor]] = []
+
+    class Note(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            weights = None if built.group_weights is None else built.group_weights.tolist()
+            found.append((dict(state.trial_params or {}), weights, parameters_of(built.model)))
+
+    built.add_callback(Note())
+    size = math.prod(map(len, grid.values()))
+    sampler = optuna.samplers.GridSampler(grid, seed=0)
+    best = built.hyperparameter_search(space, n_trials=size, backend="optuna", sampler=sampler)
+    return found, best
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("group_sampling", ["none", "balanced", "weights"]),
+        ("class_weights", ["balanced", None]),
+        ("per_device_train_batch_size", [4, 6]),
+        ("objective", ["cgd", "erm", "group_dro"]),
+    ],
+)
+def test_what_is_read_with_the_data_is_the_trials_own(searching: Build, name: str, values: list[Any]) -> None:
+    """So are the settings that a script changes between two runs, as of the best trial."""
+
+    def space(trial: Any) -> dict[str, Any]:
+        return {name: trial.suggest_categorical(name, values)}
+
+    parts = {"group_dro": {"step_size": 0.5}}
+    built = searching(**({} if name == "objective" else parts["group_dro"]))
+    found, best = of_trials(built, space, {name: values})
+    alone = {}
+    for value in values:
+        run = searching(**({} if name == "objective" else parts["group_dro"]) | {name: value})
+        run.train()
+        alone[value] = (run.group_weights, parameters_of(run.model))
+    assert len({tuple(parameters.tolist()) for _, parameters in alone.values()}) == len(values)
+    assert len(found) == len(values)
+    for settings, weights, parameters in found:
+        expected, expected_parameters = alone[settings[name]]
+        assert weights == (None if expected is None else expected.tolist()), settings
+        assert torch.equal(parameters, expected_parameters), settings
+    setattr(built.args, name, best.hyperparameters[name])
+    built.train()
+    assert torch.equal(parameters_of(built.model), alone[best.hyperparameters[name]][1])
+
+
+def test_what_a_trial_does_not_set_is_not_left_over_from_another(searching: Build) -> None:
+    """Knobs that only some trials have are the usual way to search over objectives."""
+
+    def space(trial: Any) -> dict[str, Any]:
+        if trial.suggest_categorical("which", ["cgd", "group_dro"]) == "cgd":
+            return {"objective": "cgd", "exponent": 0.7, "weight_decay": 0.5, "learning_rate": 0.1}
+        return {"objective": "group_dro"}
+
+    built = searching()
+    before = dict(vars(built.args))
+    trials: list[tuple[str, torch.Tensor]] = []
+
+    class Note(TrainerCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            trials.append((built.group_objective.name, parameters_of(built.model)))
+
+    built.add_callback(Note())
+    order = iter(["cgd", "group_dro", "cgd", "group_dro"])
+    fixed = SimpleNamespace(suggest_categorical=lambda name, choices: next(order))
+    built.hyperparameter_search(lambda trial: space(fixed), n_trials=4, backend="optuna")
+    assert [name for name, _ in trials] == ["cgd", "group_dro", "cgd", "group_dro"]
+    alone = searching()
+    alone.train()
+    assert torch.equal(trials[1][1], parameters_of(alone.model)) and torch.equal(trials[3][1], trials[1][1])
+    assert torch.equal(trials[2][1], trials[0][1])
+    assert {
+        name: getattr(built.args, name) for name in ("objective", "exponent", "weight_decay", "learning_rate")
+    } == {name: before[name] for name in ("objective", "exponent", "weight_decay", "learning_rate")}
+
+
+def test_a_search_leaves_files_of_each_trial_and_no_table_of_the_last_one(searching: Build, tmp_path: Path) -> None:
+    """A table of the last trial would be taken for that of the best, and the last trial may have been pruned."""
+
+    class Pruner(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return trial.number == 1
+
+    built = searching(step_size=0.5)
+    sampler = optuna.samplers.GridSampler({"step_size": list(STEP_SIZES)})
+    built.hyperparameter_search(space, n_trials=2, backend="optuna", sampler=sampler, pruner=Pruner())
+    out = Path(built.args.output_dir)
+    assert {path.name for path in out.iterdir()} == {"run-0", "run-1"}
+    for number, steps in ((0, 6), (1, 2)):
+        history = read_group_history(out / f"run-{number}")
+        assert history[-1]["step"] == steps and (out / f"run-{number}" / "metrics.json").is_file()
+    for ask in (
+        built.group_report, built.mixture, built.evaluate, built.run_record, built.create_model_card,
+        built.diagnose_groups, lambda: built.predict(text_dataset(4)),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"holds no model: hyperparameter_search .*call train\(\)"):
+            ask()
+    assert not built.is_in_train
+    built.train()
+    assert built.group_report().to_dict()["weights_step"] == 6
+    assert (out / "group_history.jsonl").is_file() and (out / "metrics.json").is_file()
+
+
+def test_the_untrained_model_is_no_value_of_a_trial() -> None:
+    args = SimpleNamespace(metric_for_best_model="worst_group_accuracy", greater_is_better=True)
+    logs = [{"eval_worst_group_accuracy": value, "step": step} for step, value in enumerate((0.9, 0.2, 0.4))]
+    of, _ = comparison(args, None, None, lambda: logs)  # type: ignore[arg-type]
+    assert of(logs[-1]) == 0.4
+
+
+def test_several_directions_want_as_many_numbers() -> None:
+    args = SimpleNamespace(metric_for_best_model=None, greater_is_better=None)
+    with pytest.raises(ValueError, match="asks for several numbers of a trial"):
+        comparison(args, None, ["maximize", "minimize"], list)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has no effect on objective='erm'"):
+        changed = GroupRobustConfig("out", use_cpu=True, report_to=[])
+        changed.objective, changed.weight_timing = "erm", "next"
+        changed.require_consistent()

@@ -233,6 +233,25 @@ def test_a_run_of_a_compiled_network_says_so_once(
         assert caplog.text.count("torch.compile: group gradients are compared on the first step") == lines
 
 
+def test_a_static_graph_is_refused_where_a_pass_for_group_gradients_would_be_taken_for_its_only_one(
+    config: Callable[..., Any],
+) -> None:
+    """Trained on two processes so, their parameters were 1e-2 apart after five steps, without a word."""
+    groups = GroupInfo(["a", "b"], [5, 5])
+    static = {"ddp_handler": SimpleNamespace(static_graph=True), "scaler": None, "reduce": None, "process_index": 0}
+    ddp = accelerator(DistributedType.MULTI_CPU, **static)
+    for engine in ("auto", "per_group", "sketch"):
+        choice = EngineChoice(config(gradient_layers=["0.weight"], gradient_engine=engine))
+        with pytest.raises(ValueError, match="ddp_static_graph=True .*models of their own.*'tensor_hooks'"):
+            choice.build_loss(CGD(), groups, network(), ddp)
+        choice.build_loss(GroupDRO(), groups, network(), ddp)
+        choice.build_loss(CGD(), groups, network(), accelerator(DistributedType.NO, **{**static, "num_processes": 1}))
+        each = {**static, "ddp_handler": SimpleNamespace(static_graph=False)}
+        choice.build_loss(CGD(), groups, network(), accelerator(DistributedType.MULTI_CPU, **each))
+    hooks = EngineChoice(config(gradient_layers=["0.weight"], gradient_engine="tensor_hooks"))
+    hooks.build_loss(CGD(), groups, network(), ddp)
+
+
 def test_fsdp_that_accelerate_leaves_out_is_noticed(
     trainer: Callable[..., GroupRobustTrainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

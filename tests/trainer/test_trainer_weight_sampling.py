@@ -157,3 +157,24 @@ def test_what_has_no_weights_to_draw_by_is_refused(trainer: Build, config: Calla
 
     with pytest.raises(ValueError, match="draws groups by their weights, but objective='erm' has none"):
         trainer({"group_sampling": "weights"}, objective=ERM())
+
+
+class ShortEpochs(TrainerCallback):
+    """Ends each epoch after two steps."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_epoch_stop = state.global_step % 2 == 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_epochs_that_are_cut_short_draw_on_from_where_they_were(trainer: Build, accumulation: int) -> None:
+    """The steps are those of whole epochs: draws depend on the step and the weights alone."""
+    changes = {**OPTIONS, "gradient_accumulation_steps": accumulation}
+    runs = []
+    for callbacks, length in (([], {}), ([ShortEpochs()], {"max_steps": -1, "num_train_epochs": 3})):
+        weights = Weights()
+        options: dict[str, Any] = {**changes, **length}
+        weights.run = trainer(options, callbacks=[*callbacks, weights], model=sharp(), train_dataset=noted_rows())
+        weights.run.train()
+        runs.append((torch.stack(weights.seen), parameters_of(weights.run.model)))
+    assert torch.equal(runs[0][0], runs[1][0]) and torch.equal(runs[0][1], runs[1][1])

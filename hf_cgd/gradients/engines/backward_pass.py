@@ -1,6 +1,6 @@
 """What one backward pass through the scope leaves, and the scalar that finishes the step from it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +21,8 @@ class BackwardPass:
         calls: each with the gradients of its outputs.
         order: the groups.
         device, dtype: of the losses.
+        reached: ids of the parameters that the losses depend on. Others get no gradient, as in an ordinary backward
+            pass: an optimizer leaves them alone, and DDP has counted them as unused. (Rows alone do not need it.)
         cut: where the body flows into the scope; None where nothing does.
         at_cut: the gradient there.
         others: parameters outside of the scope that the losses depend on behind the cut.
@@ -35,6 +37,7 @@ class BackwardPass:
     order: GroupOrder
     device: torch.device
     dtype: torch.dtype
+    reached: Collection[int] = frozenset()
     cut: Cut | None = None
     at_cut: Tensor | None = None
     others: Sequence[nn.Parameter] = ()
@@ -56,15 +59,20 @@ class BackwardPass:
             for block in known:
                 found |= block.weighted_sums(of_groups)
             self._add_missing(found, coefficients, self.calls, self.owned)
-        return self._finish(loss, coefficients, _shaped(found, self.parameters))
+        return self._finish(loss, coefficients, _shaped(found, self._used))
 
     def scalar_of_rows(self, loss: Tensor, coefficients: Tensor, rows: Tensor) -> Tensor:
         """The same where the groups' gradients [G, P] over all parameters are known."""
         gradients = unflatten(weighted_sum(rows, coefficients.index_select(0, self.order.first)), self.parameters)
-        return self._finish(loss, coefficients, gradients)
+        pairs = zip(self.parameters, gradients, strict=True)
+        return self._finish(loss, coefficients, [gradient for p, gradient in pairs if id(p) in self.reached])
+
+    @property
+    def _used(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.parameters if id(parameter) in self.reached]
 
     def _finish(self, loss: Tensor, coefficients: Tensor, gradients: list[Tensor]) -> Tensor:
-        tensors: list[Tensor] = [*self.parameters, *self.others]
+        tensors: list[Tensor] = [*self._used, *self.others]
         if self.others:
             found: dict[int, Tensor] = {}
             with torch.no_grad():

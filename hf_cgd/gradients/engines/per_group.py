@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 import torch
@@ -130,16 +131,18 @@ class PerGroupCutEngine(FastEngine):
         self._require_no_hooks()
         sources = [*self.parameters, *([] if cut is None else [cut.tensor])]
         rows, at_cut = [], []
+        used = [False] * len(self.parameters)
         for place, group in enumerate(groups):
             last = place == len(groups) - 1
             in_group = moved(group_ids == group, losses.device, losses.dtype)
             gradients = _gradients(losses, sources, in_group, keep_graph or not last)
             require_dense(gradients)
+            used = [known or gradient is not None for known, gradient in zip(used, gradients, strict=False)]
             rows.append(flatten(gradients[: len(self.parameters)], self.parameters))
             if cut is not None:
                 at_cut.append(torch.zeros_like(cut.tensor) if gradients[-1] is None else gradients[-1])
         first = GroupOrder.by_group(group_ids, groups, losses.device).first
-        return _CutGradients(torch.stack(rows), self.parameters, first, cut, at_cut)
+        return _CutGradients(torch.stack(rows), self.parameters, used, first, cut, at_cut)
 
     def _require_no_hooks(self) -> None:
         """Raise a NotExactError for hooks of parameters, which would change each group's gradient and then the sum."""
@@ -198,10 +201,17 @@ class _CutGradients(GroupGradients):
     reads_graph = False
 
     def __init__(
-        self, rows: Tensor, parameters: list[nn.Parameter], first: Tensor, cut: Cut | None, at_cut: list[Tensor]
+        self,
+        rows: Tensor,
+        parameters: list[nn.Parameter],
+        used: list[bool],
+        first: Tensor,
+        cut: Cut | None,
+        at_cut: list[Tensor],
     ) -> None:
         super().__init__(rows)
         self._parameters = parameters
+        self._used = used
         self._first = first
         self._cut = cut
         self._at_cut = at_cut
@@ -209,7 +219,9 @@ class _CutGradients(GroupGradients):
     def scalar(self, loss: Tensor, coefficients: Tensor) -> Tensor:
         of_groups = coefficients[self._first]
         gradients = unflatten(weighted_sum(self.rows, of_groups), self._parameters)
-        tensors: list[Tensor] = list(self._parameters)
+        # Parameters that no loss depends on get no gradient, as in an ordinary backward pass.
+        tensors: list[Tensor] = list(compress(self._parameters, self._used))
+        gradients = list(compress(gradients, self._used))
         if self._cut is not None:
             tensors.append(self._cut.tensor)
             weighted = zip(of_groups.unbind(), self._at_cut, strict=True)

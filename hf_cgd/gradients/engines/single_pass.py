@@ -149,6 +149,7 @@ class SinglePassEngine(FastEngine):
             order=order,
             device=losses.device,
             dtype=losses.dtype,
+            reached=reached,
             cut=cut,
             at_cut=at_cut,
             others=[parameter for place, parameter in self._others.items() if place in reached],
