@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from programs import HANGS
 from tiny import predicts_one_class
 
 from hf_cgd import GroupReport, GroupRobustTrainer
@@ -167,13 +168,13 @@ def test_a_browser_shows_it(page: Path, tmp_path: Path, width: int, scheme: str)
     common = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
               f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},{height}",
               f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"]  # fmt: skip
-    subprocess.run([*common, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=300)
+    subprocess.run([*common, f"--screenshot={shot}", page.as_uri()], check=True, capture_output=True, timeout=HANGS)
     pixels = np.asarray(Image.open(shot).convert("L"))
     background = float(np.median(pixels))
     assert background < 60 if scheme == "dark" else background > 230
     assert pixels.std() > 5, "something is drawn"
     dumped = subprocess.run(
-        [*common, "--dump-dom", probe.as_uri()], check=True, capture_output=True, timeout=300, text=True
+        [*common, "--dump-dom", probe.as_uri()], check=True, capture_output=True, timeout=HANGS, text=True
     )
     inner, scrolled = map(int, re.findall(r"<title>(\d+),(\d+)</title>", dumped.stdout)[0])
     assert scrolled <= inner, "the page itself never scrolls sideways"
