@@ -180,13 +180,13 @@ def saved_weights(checkpoint: str) -> WeightsThen | None:
     return WeightsThen(dict(zip(saved["groups"]["names"], saved["alpha"], strict=True)), saved["steps"])
 
 
-def save_tensors(robust_loss: GroupRobustLoss, of_steps: LossState, folder: str, is_main_process: bool) -> None:
+def save_tensors(robust_loss: GroupRobustLoss, of_steps: LossState, folder: str, writes: bool) -> None:
     """Put the large part of the state, where there is any, into a checkpoint.
 
-    All processes have to call.
+    All processes have to call. `writes`: whether this one does; with save_on_each_node one of each node.
     """
     tensors = robust_loss.state_tensors(of_steps)
-    if tensors and is_main_process:
+    if tensors and writes:
         with whole_file(os.path.join(folder, GROUP_TENSORS_FILE)) as unfinished:
             save_file(tensors, unfinished)
 

@@ -37,7 +37,7 @@ class GroupCheckpointTrainer(GroupDataTrainer):
         super().save_model(output_dir, _internal_call)
         if _internal_call and output_dir is not None and self.robust_loss is not None:
             state = self._step_start.state_of(self.robust_loss, self.state.global_step)
-            save_tensors(self.robust_loss, state, output_dir, self.is_world_process_zero())
+            save_tensors(self.robust_loss, state, output_dir, self.args.should_save)
 
     def group_state(self) -> dict[str, Any]:
         """What a checkpoint holds of the groups: the state after the last completed step."""

@@ -14,6 +14,7 @@ import hf_cgd.trainer.engine_choice
 from hf_cgd import GroupDRO, GroupInfo, GroupRobustConfig, GroupRobustLoss, GroupRobustTrainer, GroupRobustWarning
 from hf_cgd.gradients import ENGINES
 from hf_cgd.trainer.history import HISTORY_FILE
+from hf_cgd.trainer.resume import GROUP_TENSORS_FILE
 
 Build = Callable[..., GroupRobustTrainer]
 SAVES = {
@@ -445,3 +446,17 @@ def test_a_checkpoint_behind_epochs_that_were_cut_short_is_told_of(trainer: Buil
                 resumed.train(resume_from_checkpoint=str(checkpoint(run, 3)))
         else:
             resumed.train(resume_from_checkpoint=str(checkpoint(run, 3)))
+
+
+@pytest.mark.parametrize("each_node", [True, False])
+def test_each_node_that_saves_has_the_tensors_it_will_resume_from(
+    trainer: Build, monkeypatch: pytest.MonkeyPatch, each_node: bool
+) -> None:
+    """The first process of another node writes under save_on_each_node alone; it is told by its number here."""
+    monkeypatch.setattr(GroupRobustTrainer, "is_world_process_zero", lambda self: False)
+    monkeypatch.setattr(GroupRobustConfig, "process_index", property(lambda self: 1))
+    changes = {**SAVES, "objective": "cgd", "interaction_momentum": 0.5, "save_on_each_node": each_node}
+    run = trainer(changes)
+    run.train()
+    folder = checkpoint(run, 3)
+    assert [(folder / name).is_file() for name in (GROUP_TENSORS_FILE, "trainer_state.json")] == [each_node] * 2
