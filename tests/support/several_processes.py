@@ -82,7 +82,7 @@ CASES: dict[str, dict[str, Any]] = {
         "weight_timing": "next",
     },
     "cgd rows of tokens": {**CGD, "tokens": "masked"},
-    "cgd unused layer": {**CGD, "unused": True, "optim": "adamw_torch", "weight_decay": 0.5},
+    "cgd unused layer": {**CGD, "unused": True, "weight_decay": 0.5},
     "cgd reduce-scattered": {**CGD, "backend": "another"},
     "cgd all-reduced": {**CGD, "backend": "without"},
 }

@@ -16,7 +16,7 @@ import torch
 from hub_server import TOKEN, USER, HubServer, running_hub
 from huggingface_hub import ModelCard
 from paths import RECIPES, SUPPORT
-from programs import run
+from programs import run, run_together
 from several_processes import (
     CASES,
     EVALUATED,
@@ -55,12 +55,12 @@ WITHOUT_FORMULA = ("cgd momentum", *(case for case in CASES if any(word in case 
 Results = dict[int, list[dict[str, Any]]]
 
 
-def launch(folder: Path, processes: int, source: Path, *cases: str, **environment: str) -> list[dict[str, Any]]:
-    launcher = ["-m", "accelerate.commands.launch", "--config_file", TWO_CPUS, "--num_processes", processes]
+def launch(folder: Path, *words: Any, **environment: str) -> None:
+    """Two processes as a user starts them."""
+    launcher = ["-m", "accelerate.commands.launch", "--config_file", TWO_CPUS]
     # Port 0 stands for one that is free.
     launcher += ["--main_process_port", 0]
-    run(*launcher, SUPPORT / "several_processes.py", folder, source, *cases, OMP_NUM_THREADS="1", **environment)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
+    run(*launcher, SUPPORT / "several_processes.py", folder, *words, OMP_NUM_THREADS="1", **environment)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,12 @@ def results(folder: Path, hub: HubServer) -> Results:
     two.mkdir()
     three.mkdir()
     at_hub = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
-    return {2: launch(two, 2, two, **at_hub), 3: launch(three, 3, two, *WITH_THREE)}
+    launch(two, two, **at_hub)
+    run_together(3, SUPPORT / "several_processes.py", three, two, *WITH_THREE)
+    return {
+        world: [json.loads((place / f"rank{rank}.json").read_text()) for rank in range(world)]
+        for world, place in ((2, two), (3, three))
+    }
 
 
 @pytest.fixture(scope="module")
