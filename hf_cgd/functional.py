@@ -304,9 +304,6 @@ def cgd_reference_step(alpha: Tensor, losses: Tensor, gram: Tensor, start: Tenso
     return torch.softmax(alpha.log() + step_size * totals, dim=0).clamp_min(1e-5)
 
 
-# ---- Penalties ------------------------------------------------------------------------------------------------------
-
-
 def alternating_halves(group_ids: Tensor, earlier: Tensor) -> Tensor:
     """Half (0 or 1) of each example [B]: by turns within its group, after the `earlier` [K] examples of each group."""
     order = group_ids.argsort(stable=True)

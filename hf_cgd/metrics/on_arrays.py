@@ -250,8 +250,8 @@ def _interval(
     name: str, metric: GroupMetric, value: float, truth: np.ndarray, given: np.ndarray, resamples: int, seed: int
 ) -> tuple[float, float] | None:
     # Under that name may stand per cent, or a balanced accuracy, of which Wilson's interval says nothing.
-    if _is_accuracy(name, metric) and isclose(value, _share_of_right(truth, given)):
-        return wilson_of_share(_share_of_right(truth, given), len(truth))
+    if _is_accuracy(name, metric) and isclose(value, share := _share_of_right(truth, given)):
+        return wilson_of_share(share, len(truth))
     strata = class_strata(truth) if _are_classes(truth, given) else np.zeros(len(truth), dtype=int)
 
     def again(rows: np.ndarray) -> float:

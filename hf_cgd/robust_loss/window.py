@@ -54,13 +54,12 @@ class StepWindow:
         self.close()
         self.groups = groups
         fixed = self._arithmetic.fixed_shapes
-        none = torch.zeros(self._num_groups, dtype=torch.long)
-        counts = sum([part.counts for part in groups[1:]], groups[0].counts) if groups else none
-        counts = self._arithmetic.move(counts) if fixed else counts.to(torch.float64)
         if self._numbers_examples:
             counts, self._earlier = self._numbered(groups)
         else:
-            counts = self._communication.sum(counts)
+            none = torch.zeros(self._num_groups, dtype=torch.long)
+            own = sum([part.counts for part in groups[1:]], groups[0].counts) if groups else none
+            counts = self._communication.sum(self._arithmetic.move(own) if fixed else own.to(torch.float64))
         self.counts = self._arithmetic.move(counts)
         self.counts_on_host = None if fixed else counts
         self.present = range(self._num_groups) if fixed else counts.numpy().nonzero()[0].tolist()

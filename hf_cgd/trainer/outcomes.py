@@ -9,6 +9,7 @@ from hf_cgd.metrics import GroupReport
 from hf_cgd.metrics.diagnosis import GroupDiagnosis
 from hf_cgd.trainer.diagnosis import STEPS, diagnose
 from hf_cgd.trainer.publishing import PublishingTrainer
+from hf_cgd.trainer.search import require_model
 
 if TYPE_CHECKING:
     from hf_cgd.trainer.trainer import GroupRobustTrainer
@@ -41,7 +42,7 @@ class OutcomesTrainer(PublishingTrainer):
         `datasets.interleave_datasets(probabilities=...)`. Weights on group means and draws in their proportion have
         the same expected loss. Raises a ValueError for an objective without group weights.
         """
-        self._unwrapped()
+        require_model(self.model)
         mean = None if self.robust_loss is None else self.robust_loss.mean_alpha
         if self.groups is None or mean is None:
             raise ValueError(
@@ -59,7 +60,7 @@ class OutcomesTrainer(PublishingTrainer):
         Raises:
             ValueError: no metrics have that prefix.
         """
-        self._unwrapped()
+        require_model(self.model)
         is_evaluation = self.eval_dataset is not None and metric_key_prefix.split("_")[0] == "eval"
         if is_evaluation and not self.group_evaluation.has(metric_key_prefix):
             self.evaluate()

@@ -153,7 +153,7 @@ class PublishingTrainer(Trainer):
         the latest evaluations, before the first one without numbers. Arguments: those of
         `Trainer.create_model_card`. A card that cannot be written is warned of, and the Trainer's own takes its place.
         """
-        self._unwrapped()
+        require_model(self.model)
         if not self.is_world_process_zero():
             return
         assert self.args.output_dir is not None
@@ -209,7 +209,6 @@ class PublishingTrainer(Trainer):
             write_timm_config(self._unwrapped(), record.model.labels, self.args.output_dir)
 
     def _report_of(self, prefix: str) -> GroupReport:
-        self._unwrapped()
         names, objective, setup = self._setup.evaluation.names, self.group_objective.name, self._setup
         own = source_of_loss(self)
         objective += "" if own is None else f", loss by {own}"
